@@ -1,0 +1,28 @@
+"""What stands between text and token ids, in every task."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+BOS_TEXT = "<s>"
+
+
+class Vocabulary(Protocol):
+    """Text to ids and back. `state()` rebuilds it through `attnprobe.tasks.load`.
+
+    Attributes:
+        vocab_size: ids run from 0 to this, exclusive.
+        bos: id of the start token, which `encode` does not add; None where there is none.
+    """
+
+    vocab_size: int
+    bos: int | None
+
+    def state(self) -> dict[str, Any]:
+        """Plain values and tensors, with the task's name under `kind`."""
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without a start token."""
+
+    def token(self, token_id: int) -> str:
+        """The raw text of one token."""
