@@ -1,0 +1,150 @@
+"""Which keys a query sees, and what is added to its logits: a rule evaluated block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+HIDDEN = -1e9  # an additive mask at or below this hides the key: user code writes -1e9 for -inf
+
+
+@dataclass(frozen=True, eq=False)
+class Mask:
+    """The mask of one attention call. All parts given must agree for a key to be visible.
+
+    Attributes:
+        n_queries, n_keys: Tq and Tk.
+        causal: a query sees no key after its own position.
+        offset: the key that stands at query 0's own position; 0 aligns the upper left corners,
+            Tk - Tq the lower right ones.
+        window: how many keys back a query sees, its own included.
+        key_padding: (B, Tk) True at real keys.
+        documents: (B, Tq) and (B, Tk) ids; a query sees keys of its own id only.
+        dense: the mask that the model made itself, 4-D and broadcastable to (B, H, Tq, Tk); boolean
+            (True is visible) or real-valued (added to the logits, very negative hides the key).
+        rule: any other visibility, from query and key positions (Tq', 1) and (1, Tk').
+        device: where blocks of the mask are made.
+    """
+
+    n_queries: int
+    n_keys: int
+    causal: bool = False
+    offset: int = 0
+    window: int | None = None
+    key_padding: Tensor | None = None
+    documents: tuple[Tensor, Tensor] | None = None
+    dense: Tensor | None = None
+    rule: Callable[[Tensor, Tensor], Tensor] | None = None
+    device: torch.device | str = "cpu"
+
+    @property
+    def heads(self) -> int:
+        """H where heads may see different keys, else 1."""
+        return 1 if self.dense is None else self.dense.shape[1]
+
+    def span(self, rows: slice) -> slice:
+        """The keys that any of these queries can see; all others need not be looked at."""
+        low, high = 0, self.n_keys
+        if self.causal:
+            high = min(high, rows.stop + self.offset)
+        if self.window is not None:
+            low = max(low, rows.start + self.offset - self.window + 1)
+        return slice(min(low, self.n_keys), max(min(low, self.n_keys), high))
+
+    def visible(self, rows: slice, keys: slice, batch: slice, heads: slice) -> Tensor | None:
+        """(b, h, Tq', Tk') True where the key is seen, b and h possibly 1; None where all are."""
+        parts = [
+            part
+            for part in (
+                self._by_position(rows, keys),
+                self._by_padding(keys, batch),
+                self._by_document(rows, keys, batch),
+                self._by_dense(rows, keys, batch, heads),
+            )
+            if part is not None
+        ]
+        if not parts:
+            return None
+        visible = parts[0]
+        for part in parts[1:]:
+            visible = visible & part
+        return visible.expand(*visible.shape[:2], rows.stop - rows.start, keys.stop - keys.start)
+
+    def bias(self, rows: slice, keys: slice, batch: slice, heads: slice) -> Tensor | None:
+        """(b, h, Tq', Tk') what is added to the logits, or None. Hidden keys hold any value."""
+        if self.dense is None or self.dense.dtype == torch.bool:
+            return None
+        return _cut(self.dense, (batch, heads, rows, keys))
+
+    def sees_any(self) -> Tensor:
+        """(B | 1, Tq) whether a query sees a key at all, in any head."""
+        everywhere = torch.ones(1, self.n_queries, dtype=torch.bool, device=self.device)
+        plain = (self.key_padding, self.documents, self.dense, self.rule) == (None,) * 4
+        if plain and self.offset >= 0 and self.n_queries + self.offset <= self.n_keys:
+            return everywhere
+        parts = []
+        for rows in self._row_blocks():
+            every = slice(None)
+            visible = self.visible(rows, slice(0, self.n_keys), every, every)
+            parts.append(everywhere[:, rows] if visible is None else visible.any(-1).any(1))
+        return torch.cat(parts, dim=1)
+
+    def sees_future(self) -> bool:
+        """Whether any query sees a key after its own position, so that it is not a causal mask."""
+        if self.causal:
+            return False
+        for rows in self._row_blocks():
+            visible = self.visible(rows, slice(0, self.n_keys), slice(None), slice(None))
+            if visible is None:
+                return self.n_keys > 1
+            if bool(torch.triu(visible, diagonal=rows.start + self.offset + 1).any()):
+                return True
+        return False
+
+    def _row_blocks(self) -> Iterator[slice]:
+        """Queries in runs whose mask is small."""
+        step = max(1, (1 << 22) // max(1, self.n_keys * self.heads))
+        for start in range(0, self.n_queries, step):
+            yield slice(start, min(start + step, self.n_queries))
+
+    def _by_position(self, rows: slice, keys: slice) -> Tensor | None:
+        if not self.causal and self.window is None and self.rule is None:
+            return None
+        query = torch.arange(rows.start, rows.stop, device=self.device)[:, None]
+        key = torch.arange(keys.start, keys.stop, device=self.device)[None, :]
+        back = query + self.offset - key  # (Tq', Tk') how far before the query the key stands
+        visible = torch.ones_like(back, dtype=torch.bool)
+        if self.causal:
+            visible &= back >= 0
+        if self.window is not None:
+            visible &= back < self.window
+        if self.rule is not None:
+            visible &= self.rule(query, key)
+        return visible[None, None]
+
+    def _by_padding(self, keys: slice, batch: slice) -> Tensor | None:
+        if self.key_padding is None:
+            return None
+        return self.key_padding[batch, None, None, keys].bool()  # (b, 1, 1, Tk')
+
+    def _by_document(self, rows: slice, keys: slice, batch: slice) -> Tensor | None:
+        if self.documents is None:
+            return None
+        query, key = self.documents
+        return (query[batch, rows, None] == key[batch, None, keys])[:, None]  # (b, 1, Tq', Tk')
+
+    def _by_dense(self, rows: slice, keys: slice, batch: slice, heads: slice) -> Tensor | None:
+        if self.dense is None:
+            return None
+        part = _cut(self.dense, (batch, heads, rows, keys))
+        if part.dtype == torch.bool:
+            return part
+        return part > max(HIDDEN, torch.finfo(part.dtype).min / 2)
+
+
+def _cut(tensor: Tensor, slices: tuple[slice, ...]) -> Tensor:
+    """Slices that leave a broadcast dimension of size 1 as it is."""
+    return tensor[tuple(slice(None) if n == 1 else s for n, s in zip(tensor.shape, slices))]

@@ -1,0 +1,77 @@
+"""Reads the site around a call: the linear map that consumes its output, and its gate.
+
+The first linear map whose input has H·d_v features after the call is W_O, unless it reads what
+the module itself was given (a gate projection does). Its input against the attention output is
+the gate: equal, none; one factor a head, a head gate; else an element gate.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from attnprobe.capture.call import Gate
+from attnprobe.models.gate import Gate as GateModule
+
+
+def as_heads(joined: Tensor, output: Tensor) -> Tensor | None:
+    """The input of a linear map as (B, T, H, d_v), or None if it cannot be the call's output.
+
+    Args:
+        joined: (B, T, H·d_v), (T, B, H·d_v) or (B·T, H·d_v).
+        output: (B, H, T, d_v) of the call.
+    """
+    batch, heads, length, width = output.shape
+    if joined.shape[-1] != heads * width or joined.numel() != output.numel():
+        return None
+    if joined.dim() == 3 and joined.shape[:2] == (length, batch) and length != batch:
+        joined = joined.transpose(0, 1)
+    return joined.reshape(batch, length, heads, width)
+
+
+def same_as(consumed: Tensor, output: Tensor) -> bool:
+    """Whether W_O was given the attention output itself: (B, T, H, d) against (B, H, T, d)."""
+    return torch.equal(consumed, output.transpose(1, 2))
+
+
+def read_gate(module: GateModule, values: Tensor) -> Gate:
+    """The exact reading of this project's own gate module."""
+    config = module.config
+    return Gate(
+        values=values,
+        position=config.position,
+        granularity=config.granularity,
+        source=config.source,
+        activation=config.activation,
+        mode=config.mode,
+    )
+
+
+def compare_gate(consumed: Tensor, output: Tensor) -> Gate | str | None:
+    """The gate of an unknown module by comparison, None if there is none, or why it is unknown.
+
+    Args:
+        consumed: (B, T, H, d_v) what W_O was given.
+        output: (B, H, T, d_v) what the attention call gave.
+    """
+    if same_as(consumed, output):
+        return None
+    before = output.transpose(1, 2).float()  # (B, T, H, d)
+    after = consumed.float()
+    exact = 1e-4 if consumed.dtype in (torch.float32, torch.float64) else 2e-2
+    usable = before.abs() > 1e-6 * before.abs().amax()
+    ratio = torch.where(usable, after / before.where(usable, torch.ones_like(before)), torch.nan)
+    low, high = ratio.nan_to_num(0.5).aminmax()
+    if low < -exact or high > 1 + exact:
+        return "what W_O is given is not a share of the attention output (a norm, or no sigmoid)"
+    per_head = ratio.nanmean(-1, keepdim=True)  # (B, T, H, 1)
+    spread = (ratio - per_head).abs().nan_to_num(0).amax()
+    by_head = bool(spread <= exact)
+    values = per_head if by_head else ratio
+    return Gate(
+        values=values.nan_to_num(0).clamp(0, 1),
+        position="G1",
+        granularity="head" if by_head else "element",
+        source="query",
+        activation="sigmoid",
+    )

@@ -1,0 +1,236 @@
+"""Records the attention calls of a forward pass and hands each on, complete, while it runs.
+
+A call waits until its module ends (longer, until the parent ends, if W_O lies outside), so that
+projection and gate are known. One layer's tensors are held at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor, nn
+
+from attnprobe.capture.call import AttentionCall, Gate, Projection, Site
+from attnprobe.capture.documents import Documents
+from attnprobe.capture.projection import as_heads, compare_gate, read_gate, same_as
+from attnprobe.capture.sdpa import RawCall, SdpaTap
+from attnprobe.capture.sites import Sites
+from attnprobe.capture.trace import Frame, ModuleTrace, within
+from attnprobe.models.gate import Gate as GateModule
+
+NO_CONSUMER = "no linear map was found that reads the attention output"
+CHANGED = "a tensor was changed in place after the attention call"
+
+
+@dataclass(eq=False)
+class _Pending:
+    """A call whose surroundings are not known yet."""
+
+    raw: RawCall
+    site: Site
+    frame: Frame
+    scope: str  # path of the parent, where the search for W_O ends
+    versions: tuple[int, ...]
+    consumed: Tensor | None = None
+    weight: Tensor | None = None
+    gates: list[Gate] = field(default_factory=list)
+
+
+class Recorder:
+    """Captures one model; enter it around every forward pass, one pass at a time.
+
+    Args:
+        model: the model.
+        on_call: gets every AttentionCall, in order.
+        on_block: gets the first site inside a block and the block's output (B, T, d_model); a
+            block is a numbered module, as in `layers.3`, that holds a site.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        on_call: Callable[[AttentionCall], None],
+        on_block: Callable[[Site, Tensor], None],
+    ) -> None:
+        self.model = model
+        self.on_call, self.on_block = on_call, on_block
+        self.sites = Sites()
+        self._trace = ModuleTrace(model, self._on_exit)
+        self._tap = SdpaTap(self._on_attention, self._on_linear)
+        self._projections: dict[Site, Projection] = {}
+        self._start({})
+
+    def _start(self, streams: dict[str, Documents]) -> None:
+        self._streams = streams
+        self._pending: list[_Pending] = []
+        self._calls: dict[str, int] = {}
+        self._early_gates: dict[str, list[Gate]] = {}
+        self._blocks: dict[str, Site] = {}
+
+    def watch(self, streams: dict[str, Documents]) -> Recorder:
+        """Sets the documents of the next pass, by stack; "" is the stream of the tokens."""
+        self._start(streams)
+        return self
+
+    def __enter__(self) -> Recorder:
+        self._trace.__enter__()
+        self._tap.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._tap.__exit__(kind, error, traceback)
+        self._trace.__exit__(kind, error, traceback)
+        if error is None:
+            self._flush(lambda pending: True)
+        self._start({})
+
+    # what the taps report
+
+    def _on_attention(self, raw: RawCall) -> None:
+        frame = self._trace.running[-1] if self._trace.running else Frame("", self.model, ())
+        self._flush(lambda pending: pending.frame is frame)  # a call in the same module follows
+        count = self._calls[frame.path] = self._calls.get(frame.path, -1) + 1
+        path = f"{frame.path}#{count}" if count else frame.path
+        is_cross = bool(getattr(frame.module, "is_cross_attention", False))
+        site = self.sites.name(path, raw.mask, is_cross)
+        for running in self._trace.running:
+            if running.path.rpartition(".")[2].isdigit():
+                self._blocks.setdefault(running.path, site)
+        pending = _Pending(
+            raw=self._unfolded(raw),
+            site=site,
+            frame=frame,
+            scope=frame.path.rpartition(".")[0],
+            versions=_versions(raw),
+            gates=self._early_gates.pop(frame.path, []),
+        )
+        if raw.weight is not None:
+            pending.weight = raw.weight
+            pending.consumed = pending.raw.output.transpose(1, 2)
+        self._pending.append(pending)
+
+    def _unfolded(self, raw: RawCall) -> RawCall:
+        """Undoes a batch of B·H rows with one head each, as hand-written code often has."""
+        documents = self._streams.get("")
+        rows, heads = raw.query.shape[:2]
+        batch = len(documents.ids) if documents is not None else rows
+        if heads != 1 or rows == batch or rows % batch or raw.mask.dense is not None:
+            return raw
+        parts = {
+            name: getattr(raw, name).view(batch, -1, *getattr(raw, name).shape[2:])
+            for name in ("query", "key", "value", "output")
+        }
+        return RawCall(**{**vars(raw), **parts})
+
+    def _on_linear(self, input: Tensor, weight: Tensor) -> None:
+        running = self._trace.running[-1].path if self._trace.running else ""
+        for pending in self._pending:
+            if pending.consumed is not None or not isinstance(input, Tensor):
+                continue
+            if pending.frame.was_given(input) or not within(running, pending.scope):
+                continue
+            consumed = as_heads(input, pending.raw.output)
+            if consumed is None:
+                continue
+            if within(running, pending.frame.path) or same_as(consumed, pending.raw.output):
+                pending.consumed, pending.weight = consumed, weight
+
+    def _on_exit(self, frame: Frame, output: Any) -> None:
+        if isinstance(frame.module, GateModule) and isinstance(output, Tensor):
+            self._on_gate(frame, read_gate(frame.module, output))
+        self._flush(
+            lambda pending: (
+                (pending.frame is frame and pending.consumed is not None)
+                or pending.scope == frame.path
+            )
+        )
+        if frame.path in self._blocks:
+            hidden = output
+            if not isinstance(hidden, Tensor):
+                hidden = next(iter(output), None) if isinstance(output, (tuple, list)) else None
+            if isinstance(hidden, Tensor) and hidden.dim() == 3:
+                self.on_block(self._blocks[frame.path], hidden)
+
+    def _on_gate(self, frame: Frame, gate: Gate) -> None:
+        owner = frame.path.rpartition(".")[0]
+        for pending in self._pending:
+            if pending.frame.path == owner:
+                pending.gates.append(gate)
+                return
+        self._early_gates.setdefault(owner, []).append(gate)  # G2–G4 run before the attention
+
+    # completing a call
+
+    def _flush(self, ready: Callable[[_Pending], bool]) -> None:
+        done = [p for p in self._pending if ready(p)]
+        self._pending = [p for p in self._pending if p not in done]
+        for pending in done:
+            self.on_call(self._complete(pending))
+
+    def _complete(self, pending: _Pending) -> AttentionCall:
+        raw, reasons = pending.raw, {}
+        if raw.problem:
+            reasons["all"] = raw.problem
+        if _versions(raw) != pending.versions:
+            reasons["all"] = CHANGED
+        projection = gate = None
+        if pending.consumed is None or pending.weight is None:
+            reasons["projection"] = NO_CONSUMER
+        else:
+            projection = self._projections.get(pending.site)
+            if projection is None or projection.weight.data_ptr() != pending.weight.data_ptr():
+                projection = Projection(pending.weight.detach(), raw.query.shape[1])
+                self._projections[pending.site] = projection
+        if pending.gates:
+            gate = pending.gates[0]
+        elif pending.consumed is not None:
+            found = compare_gate(pending.consumed, raw.output)
+            gate = found if isinstance(found, Gate) else None
+            if isinstance(found, str):
+                reasons["gate"] = found
+        queries, keys = self._documents(pending.site, raw)
+        return AttentionCall(
+            site=pending.site,
+            query=raw.query,
+            key=raw.key,
+            value=raw.value,
+            output=raw.output,
+            scale=raw.scale,
+            mask=raw.mask,
+            sinks=raw.sinks,
+            queries=queries,
+            keys=keys,
+            projection=projection,
+            consumed=pending.consumed,
+            gate=gate,
+            reasons=reasons,
+        )
+
+    def _documents(self, site: Site, raw: RawCall) -> tuple[Documents, Documents]:
+        """The documents on both sides; unpadded ones where the shape is not that of a stream."""
+        batch, _, n_queries, _ = raw.query.shape
+        n_keys = raw.key.shape[2]
+        queries = self._stream(site.stack, batch, n_queries, raw.query)
+        if site.kind == "self" and n_keys == n_queries:
+            return queries, queries
+        return queries, self._stream("encoder", batch, n_keys, raw.query)
+
+    def _stream(self, stack: str, batch: int, length: int, like: Tensor) -> Documents:
+        for name in (stack, ""):
+            stream = self._streams.get(name)
+            if stream is not None and stream.ids.shape == (batch, length):
+                return stream.to(like.device)
+        return Documents.whole(batch, length, like.device)
+
+
+def _versions(raw: RawCall) -> tuple[int, ...]:
+    tensors = (raw.query, raw.key, raw.value, raw.output)
+    return tuple(t._version if not t.is_inference() else 0 for t in tensors)

@@ -1,0 +1,232 @@
+"""The tap on torch's own attention functions, so that any torch model is seen as it is.
+
+A `TorchFunctionMode` sees `F.scaled_dot_product_attention` by whatever name it is called.
+`F.multi_head_attention_forward` pops the mode before it calls it, so that function is read from
+its arguments; having the mode on keeps torch's fused inference path of it off.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from attnprobe.capture.masks import Mask
+
+
+@dataclass(frozen=True, eq=False)
+class RawCall:
+    """An attention call as its function was given it; shapes as in AttentionCall."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    output: Tensor
+    scale: float
+    mask: Mask
+    sinks: Tensor | None = None
+    weight: Tensor | None = None  # W_O where the call holds it
+    problem: str | None = None  # why its figures could not be trusted
+
+
+class SdpaTap(TorchFunctionMode):
+    """Reports attention calls and linear maps while it is entered.
+
+    Args:
+        on_call: gets every attention call.
+        on_linear: gets input, weight (d_out, d_in) and output of every linear map.
+    """
+
+    def __init__(
+        self,
+        on_call: Callable[[RawCall], None],
+        on_linear: Callable[[Tensor, Tensor], None],
+    ) -> None:
+        super().__init__()
+        self.on_call = on_call
+        self.on_linear = on_linear
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if func is F.scaled_dot_product_attention:
+            self.on_call(read_sdpa(result, *args, **kwargs))
+        elif func is F.multi_head_attention_forward:
+            self.on_call(read_multi_head(result[0], *args, **kwargs))
+        elif func in _LINEAR:
+            input, weight = _LINEAR[func](*args, **kwargs)
+            if isinstance(weight, Tensor) and weight.dim() == 2:
+                self.on_linear(input, weight)
+        return result
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Any = None) -> tuple[Tensor, Tensor]:
+    return input, weight
+
+
+def _addmm(bias: Any, input: Tensor, weight: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
+    return input, weight.mT  # GPT-2's Conv1D keeps its weight as (d_in, d_out)
+
+
+def _matmul(input: Tensor, weight: Tensor, **_: Any) -> tuple[Tensor, Tensor | None]:
+    return input, weight.mT if isinstance(weight, torch.nn.Parameter) else None
+
+
+_LINEAR: dict[Callable[..., Any], Callable[..., Any]] = {
+    F.linear: _linear,
+    torch.addmm: _addmm,
+    torch.matmul: _matmul,
+    Tensor.matmul: _matmul,
+    Tensor.__matmul__: _matmul,
+}
+
+
+def read_sdpa(
+    output: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> RawCall:
+    """`F.scaled_dot_product_attention`: all dimensions before the last two may be any number."""
+    mask = Mask(
+        n_queries=query.shape[-2],
+        n_keys=key.shape[-2],
+        causal=is_causal,  # torch aligns the upper left corners
+        dense=None if attn_mask is None else _four(attn_mask, query.dim()),
+        device=query.device,
+    )
+    return RawCall(
+        query=_four(query),
+        key=_four(key),
+        value=_four(value),
+        output=_four(output),
+        scale=query.shape[-1] ** -0.5 if scale is None else scale,
+        mask=mask,
+        problem="dropout is on in this call" if dropout_p else None,
+    )
+
+
+def _four(tensor: Tensor, dims: int | None = None) -> Tensor:
+    """(…, T, d) as (B, H, T, d): missing dimensions are 1, further ones go into the batch.
+
+    `dims` is how many dimensions the query has, against which a mask is aligned from the right.
+    """
+    if dims is not None:
+        tensor = tensor.reshape((1,) * (dims - tensor.dim()) + tuple(tensor.shape))
+    if tensor.dim() == 3:  # (B, T, d): one head
+        return tensor[:, None]
+    if tensor.dim() == 2:
+        return tensor[None, None]
+    return tensor.flatten(0, -4) if tensor.dim() > 4 else tensor
+
+
+_SIGNATURE = inspect.signature(F.multi_head_attention_forward)
+
+
+def read_multi_head(output: Tensor, *args: Any, **kwargs: Any) -> RawCall:
+    """`F.multi_head_attention_forward`: the heads are projected again from its own arguments."""
+    bound = _SIGNATURE.bind(*args, **kwargs)
+    bound.apply_defaults()
+    a = bound.arguments
+    heads = a["num_heads"]
+    query, key, value = _projected(a)  # (T, B, E) each
+    if a["bias_k"] is not None:
+        batch = key.shape[1]
+        key = torch.cat([key, a["bias_k"].expand(1, batch, -1)])
+        value = torch.cat([value, a["bias_v"].expand(1, batch, -1)])
+    query, key, value = (_split(x, heads) for x in (query, key, value))  # (B, H, T, d)
+    mask = Mask(
+        n_queries=query.shape[2],
+        n_keys=key.shape[2],
+        dense=_multi_head_mask(a, query, key),
+        device=query.device,
+    )
+    # a zero key with a zero value takes weight and gives nothing, as a learned sink logit of 0
+    sinks = query.new_zeros(()) if a["add_zero_attn"] else None
+    attended = _attend(query, key, value, mask, sinks)
+    again = F.linear(_joined(attended), a["out_proj_weight"], a["out_proj_bias"])  # (T, B, E)
+    module = output if output.dim() == 3 else output[:, None]
+    close = torch.allclose(again.float(), module.float(), rtol=1e-2, atol=1e-3)
+    return RawCall(
+        query,
+        key,
+        value,
+        attended,
+        scale=query.shape[-1] ** -0.5,
+        mask=mask,
+        sinks=sinks,
+        weight=a["out_proj_weight"],
+        problem=None if close else "its own output is not what its arguments give (dropout?)",
+    )
+
+
+def _projected(a: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+    inputs = [x if x.dim() == 3 else x[:, None] for x in (a["query"], a["key"], a["value"])]
+    if a["use_separate_proj_weight"]:
+        weights = [a["q_proj_weight"], a["k_proj_weight"], a["v_proj_weight"]]
+    else:
+        weights = list(a["in_proj_weight"].chunk(3))
+    bias = a["in_proj_bias"]
+    biases = [None] * 3 if bias is None else list(bias.chunk(3))
+    q, k, v = (F.linear(x, w, b) for x, w, b in zip(inputs, weights, biases, strict=True))
+    return q, k, v
+
+
+def _split(x: Tensor, heads: int) -> Tensor:
+    """(T, B, E) to (B, H, T, E / H)."""
+    length, batch, width = x.shape
+    return x.view(length, batch, heads, width // heads).permute(1, 2, 0, 3)
+
+
+def _joined(x: Tensor) -> Tensor:
+    """(B, H, T, d) to (T, B, H·d)."""
+    return x.permute(2, 0, 1, 3).flatten(2)
+
+
+def _multi_head_mask(a: dict[str, Any], query: Tensor, key: Tensor) -> Tensor | None:
+    """(B | 1, H | 1, Tq | 1, Tk) what the function adds to its logits, True meaning hidden there."""
+    parts = []
+    if (mask := a["attn_mask"]) is not None:
+        n_batch, n_heads = query.shape[:2]
+        parts.append(
+            mask[None, None] if mask.dim() == 2 else mask.view(n_batch, n_heads, *mask.shape[1:])
+        )
+    if (padding := a["key_padding_mask"]) is not None:
+        padding = padding if padding.dim() == 2 else padding[None]
+        parts.append(padding[:, None, None])
+    if not parts:
+        return None
+    added = sum(
+        torch.zeros_like(p, dtype=query.dtype).masked_fill_(p, -torch.inf)
+        if p.dtype == torch.bool
+        else p.to(query.dtype)
+        for p in parts
+    )
+    assert isinstance(added, Tensor)
+    return F.pad(added, (0, key.shape[2] - added.shape[-1]))  # the key of bias_k is seen by all
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask, sinks: Tensor | None) -> Tensor:
+    """(B, H, Tq, d) the attention output, in memory linear in the length."""
+    dense = mask.dense
+    if sinks is not None:
+        key, value = F.pad(key, (0, 0, 0, 1)), F.pad(value, (0, 0, 0, 1))
+        dense = None if dense is None else F.pad(dense, (0, 1))
+    return F.scaled_dot_product_attention(query, key, value, dense)

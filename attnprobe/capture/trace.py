@@ -1,0 +1,76 @@
+"""Which module of a model is running: hooks on every module, gone when the pass is over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """A module while it runs."""
+
+    path: str
+    module: nn.Module
+    inputs: tuple[Any, ...]
+
+    def was_given(self, tensor: Tensor) -> bool:
+        """Whether this memory is what the module got as an input."""
+        return any(isinstance(x, Tensor) and x.data_ptr() == tensor.data_ptr() for x in self.inputs)
+
+
+def within(path: str, scope: str) -> bool:
+    """Whether a module path lies in another one, or is it; the root's path is empty."""
+    return scope in ("", path) or path.startswith(scope + ".")
+
+
+class ModuleTrace:
+    """Keeps the stack of running modules while it is entered.
+
+    Args:
+        model: the model; modules reached under several names go by the first.
+        on_exit: called with the frame and the output of every module that ends.
+    """
+
+    def __init__(self, model: nn.Module, on_exit: Callable[[Frame, Any], None]) -> None:
+        self.model = model
+        self.on_exit = on_exit
+        self.running: list[Frame] = []
+        self._handles: list[RemovableHandle] = []
+
+    def __enter__(self) -> ModuleTrace:
+        for path, module in self.model.named_modules():
+            self._handles.append(
+                module.register_forward_pre_hook(self._enter(path), with_kwargs=True)
+            )
+            self._handles.append(module.register_forward_hook(self._leave, always_call=True))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self.running.clear()
+
+    def _enter(self, path: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self.running.append(Frame(path, module, (*args, *kwargs.values())))
+
+        return hook
+
+    def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        while self.running:  # a module that raised leaves its children's frames behind
+            frame = self.running.pop()
+            if frame.module is module:
+                self.on_exit(frame, output)
+                return

@@ -1,0 +1,58 @@
+"""Does the captured call, recomposed, give what the module gave? Asked once at every site."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from attnprobe.capture.call import AttentionCall
+
+ROWS = 4  # queries looked at in the beginning, the middle and the end
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
+HALF = 5e-2
+
+
+def problem(call: AttentionCall) -> str | None:
+    """Why the figures of a call cannot be trusted, or None."""
+    if "all" in call.reasons:
+        return call.reasons["all"]
+    for name in ("query", "key", "value", "output"):
+        if not bool(torch.isfinite(getattr(call, name)).all()):
+            return f"the model produced NaN or infinity ({name} of the attention call)"
+    length = call.mask.n_queries
+    for start in {0, max(0, length // 2 - ROWS // 2), max(0, length - ROWS)}:
+        rows = slice(start, min(start + ROWS, length))
+        again, seen = recompose(call, rows)
+        given = call.output[:, :, rows].to(again)
+        error = (again - given).abs().masked_fill(~seen[..., None], 0).amax()
+        allowed = TOLERANCE.get(call.query.dtype, HALF) * max(1.0, float(given.abs().amax()))
+        if not float(error) <= allowed:
+            return (
+                f"the captured call does not give the module's output (off by {float(error):.1e})"
+            )
+    return None
+
+
+def recompose(call: AttentionCall, rows: slice) -> tuple[Tensor, Tensor]:
+    """(B, H, r, d_v) the attention output of a few queries, and (B, H, r) which see a key."""
+    dtype = torch.promote_types(call.query.dtype, torch.float32)
+    group = call.heads // call.key.shape[1]
+    everything = slice(0, call.mask.n_keys), slice(None), slice(None)
+    key = call.key.to(dtype).repeat_interleave(group, 1)
+    logits = call.query[:, :, rows].to(dtype) @ key.mT * call.scale  # (B, H, r, Tk)
+    if call.softcap is not None:
+        logits = call.softcap * (logits / call.softcap).tanh()
+    bias = call.mask.bias(rows, *everything)
+    if bias is not None:
+        logits = logits + bias.to(dtype)
+    visible = call.mask.visible(rows, *everything)
+    if visible is None:
+        visible = torch.ones_like(logits, dtype=torch.bool)
+    visible = visible.expand_as(logits)
+    logits = logits.masked_fill(~visible, -torch.inf)
+    if call.sinks is not None:
+        sinks = call.sinks.to(dtype).expand(*call.query.shape[:3])[:, :, rows, None]
+        logits = torch.cat([logits, sinks], -1)
+    weights = logits.softmax(-1).nan_to_num(0)[..., : call.mask.n_keys]
+    value = call.value.to(dtype).repeat_interleave(group, 1)
+    return weights @ value, visible.any(-1)

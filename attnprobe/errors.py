@@ -1,0 +1,23 @@
+"""The errors a user is meant to read: one line each, and the exit code that goes with it."""
+
+from __future__ import annotations
+
+
+class AttnprobeError(Exception):
+    """Something the user can act on. The message is one line and says what to do next."""
+
+    exit_code = 2
+
+
+class CheckpointError(AttnprobeError):
+    """A checkpoint that cannot be read, or does not fit its config."""
+
+
+class InputError(AttnprobeError):
+    """Text, tokens or options that cannot be measured as asked."""
+
+
+class NothingMeasuredError(AttnprobeError):
+    """The model ran, but no figure that was asked for could be taken."""
+
+    exit_code = 3

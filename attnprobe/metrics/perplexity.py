@@ -1,0 +1,62 @@
+"""Perplexity on the very input that is probed, so that a sink is seen beside what it costs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from attnprobe.capture.documents import Documents
+from attnprobe.metrics.base import Metric, Tables, numbers
+from attnprobe.metrics.pooling import DocumentMeans
+
+CHUNK = 1 << 22  # logits that are upcast at a time
+
+
+class Perplexity(Metric):
+    """`ppl` = exp(mean NLL), the next token of the same document given those before it."""
+
+    name = "perplexity"
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._means = DocumentMeans()
+
+    def logits(self, logits: Tensor, tokens: Tensor, documents: Documents) -> None:
+        nll, where = next_token_nll(logits, tokens, documents)
+        self._means.add("nll", nll[:, None], where[:, None], documents)
+
+    def merge(self, other: Perplexity) -> None:
+        self._means.merge(other._means)
+
+    def tables(self) -> Tables:
+        tables = Tables()
+        if "nll" not in self._means:
+            return tables
+        nll = float(self._means.pooled("nll"))
+        if math.isnan(nll):
+            tables.missing("ppl", "no document has two tokens")
+            return tables
+        tables.add("whole", [{"ppl": math.exp(nll) if nll < 700 else None, "nll": nll}])
+        by_document = numbers(self._means.by_document("nll")[:, 0])
+        tables.add("samples", [{"sample": d, "nll": value} for d, value in enumerate(by_document)])
+        return tables
+
+
+def next_token_nll(logits: Tensor, tokens: Tensor, documents: Documents) -> tuple[Tensor, Tensor]:
+    """(B, T) -ln p(next token), 0 where there is none, and (B, T) where there is one."""
+    target = tokens.roll(-1, dims=1)
+    where = documents.valid & (documents.index == documents.index.roll(-1, dims=1))
+    where[:, -1] = False
+    nll = torch.zeros(tokens.shape, dtype=torch.float32, device=logits.device)
+    step = max(1, CHUNK // (logits.shape[0] * logits.shape[2]))
+    for start in range(0, tokens.shape[1], step):
+        rows = slice(start, start + step)
+        losses = F.cross_entropy(
+            logits[:, rows].flatten(0, 1).float(), target[:, rows].flatten(), reduction="none"
+        )
+        nll[:, rows] = losses.view_as(nll[:, rows])
+    return nll, where

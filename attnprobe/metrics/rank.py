@@ -1,0 +1,249 @@
+"""Effective rank of what attention adds to the residual stream: the spectrum of (A·V)·W_O.
+
+Nothing of tokens × d_model is formed for a head. With Z (tokens × d_v) what W_O is given, and W a
+head's part of W_O, the spectrum of Z·Wᵀ is that of R·ZᵀZ·Rᵀ, R the QR factor of W: a d_v × d_v
+matrix that streams. ZᵀZ is kept in float64 as mean and scatter, so that taking out the mean row
+loses nothing where a sink makes the rows nearly equal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnprobe.capture.call import AttentionCall, Projection, Site
+from attnprobe.engine.stats import AttentionStats
+from attnprobe.metrics.base import Metric, Row, Tables, float64, mean, model_means, site_key
+
+FIGURES = (
+    "erank",
+    "erank_centered",
+    "stable_rank",
+    "participation",
+    "num_rank",
+    "mean_share",
+    "rank_bound",
+    "utilisation",
+)
+FLAT = 1e-12  # 1 - mean_share below this leaves no rows to speak of once the mean is gone
+EPS = torch.finfo(torch.float32).eps
+AFTER_OUTPUT = "a gate after W_O (G5) mixes the heads: only the layer's figure exists"
+
+
+class Scatter:
+    """Count, mean and scatter about the mean of rows, (…, n) features; merges by Chan's formula."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean: Tensor | None = None  # (…, n)
+        self.scatter: Tensor | None = None  # (…, n, n)
+
+    def add(self, rows: Tensor) -> None:
+        """Adds (…, N, n) rows."""
+        if rows.shape[-2] == 0:
+            return
+        rows = float64(rows)
+        mean = rows.mean(-2)
+        centered = rows - mean[..., None, :]
+        self._combine(rows.shape[-2], mean.cpu(), (centered.mT @ centered).cpu())
+
+    def merge(self, other: Scatter) -> None:
+        """Adds the rows of another."""
+        if other.mean is not None and other.scatter is not None:
+            self._combine(other.count, other.mean, other.scatter)
+
+    def _combine(self, count: int, mean: Tensor, scatter: Tensor) -> None:
+        if self.mean is None or self.scatter is None:
+            self.count, self.mean, self.scatter = count, mean, scatter
+            return
+        total = self.count + count
+        shift = mean - self.mean
+        weight = self.count * count / total
+        self.scatter = self.scatter + scatter + weight * shift[..., :, None] * shift[..., None, :]
+        self.mean = self.mean + shift * (count / total)
+        self.count = total
+
+
+@dataclass
+class _Site:
+    heads: int
+    width: int  # d_v
+    per_head: Scatter = field(default_factory=Scatter)  # of Z by head, (H, n)
+    layer: Scatter = field(default_factory=Scatter)  # of Z over heads, or of M itself at G5
+    projection: Projection | None = None
+    gated_output: bool = False
+    reason: str | None = None
+
+
+class Rank(Metric):
+    """Ranks of M_h = (A·V)_h·W_Oʰ per head and of M = sum_h M_h per layer.
+
+    All valid query tokens of all samples are stacked, the bias is left out, and a gate at G1–G4 is
+    part of M (`pre_gate` leaves one at G1 out). With σ the singular values and p = σ / sum σ:
+
+    - `erank` = exp(-sum p ln p) (Roy & Vetterli 2007); `stable_rank` = sum σ² / σ1²;
+      `participation` = (sum σ²)² / sum σ⁴;
+    - `num_rank` = how many σ > σ1 · min(tokens, d_model) · eps(float32);
+    - `mean_share` = the share of ‖M‖_F² in the mean row; `erank_centered` = erank of M less it;
+    - `rank_bound` = min(tokens, d_v) a head, min(tokens, H·d_v, d_model) a layer; `utilisation` =
+      erank / rank_bound.
+    """
+
+    name = "rank"
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._sites: dict[Site, _Site] = {}
+
+    def attention(self, call: AttentionCall, stats: AttentionStats | None) -> None:
+        width = call.value.shape[-1]
+        site = self._sites.setdefault(call.site, _Site(call.heads, width))
+        if call.projection is None or call.consumed is None:
+            site.reason = call.reasons.get("projection", "W_O is not known")
+            return
+        site.projection = call.projection
+        before = self.options.pre_gate
+        given = call.output.transpose(1, 2) if before else call.consumed  # (B, T, H, d_v)
+        tokens = query_tokens(call, stats)
+        rows = given[tokens]  # (N, H, d_v)
+        site.gated_output = call.gate is not None and call.gate.position == "G5" and not before
+        if site.gated_output:
+            site.layer.add(_gated_output(call, rows, tokens))
+            return
+        site.per_head.add(rows.transpose(0, 1))
+        site.layer.add(rows.flatten(1))
+
+    def merge(self, other: Rank) -> None:
+        for key, theirs in other._sites.items():
+            if key not in self._sites:
+                self._sites[key] = theirs
+                continue
+            self._sites[key].per_head.merge(theirs.per_head)
+            self._sites[key].layer.merge(theirs.layer)
+
+    def tables(self) -> Tables:
+        tables = Tables()
+        for key, site in self._sites.items():
+            if site.reason or site.layer.count == 0:
+                tables.missing("rank", site.reason or "no valid token", key)
+                tables.add("heads", [_empty(key, h) for h in range(site.heads)])
+                tables.add("layers", [{**_empty(key), "erank_head": None}])
+                continue
+            heads, spectra = _head_rows(key, site)
+            layer, spectrum = _layer_row(key, site)
+            layer["erank_head"] = mean(row["erank"] for row in heads)
+            tables.add("heads", heads)
+            tables.add("layers", [layer])
+            tables.add("spectra", [*spectrum, *spectra])
+            if site.gated_output:
+                tables.missing("rank of heads", AFTER_OUTPUT, key)
+        layers = tables.rows.get("layers", [])
+        tables.add("model", model_means(layers, (*FIGURES, "erank_head")))
+        return tables
+
+
+def query_tokens(call: AttentionCall, stats: AttentionStats | None) -> Tensor:
+    """(B, Tq) the valid query tokens: real ones that see a key in any head."""
+    if stats is not None:
+        return stats.valid.any(1)
+    return call.queries.valid & call.mask.sees_any()
+
+
+def _gated_output(call: AttentionCall, rows: Tensor, tokens: Tensor) -> Tensor:
+    """(N, d_model) what the module adds behind a gate at G5, W_O's bias left out."""
+    assert call.gate is not None
+    assert call.projection is not None
+    output = rows.flatten(1).double() @ call.projection.weight.double().mT
+    batch, _, length, _ = call.query.shape
+    values = call.gate.values.double().expand(batch, length, -1)[tokens]
+    return output + values if call.gate.mode == "additive" else output * values
+
+
+def _head_rows(key: Site, site: _Site) -> tuple[list[Row], list[Row]]:
+    if site.per_head.mean is None or site.projection is None:
+        return [_empty(key, h) for h in range(site.heads)], []
+    factors = site.projection.factors.cpu()  # (H, r, d_v)
+    figures, spectra = _figures(
+        site.per_head, factors, bound=site.width, d_model=site.projection.weight.shape[0]
+    )
+    rows = [{**site_key(key, h), **row} for h, row in enumerate(figures)]
+    return rows, [row for h, sigma in enumerate(spectra) for row in _spectrum(key, h, sigma)]
+
+
+def _layer_row(key: Site, site: _Site) -> tuple[Row, list[Row]]:
+    assert site.projection is not None
+    weight = float64(site.projection.weight).cpu()  # (d_model, H·d_v)
+    d_model, joined = weight.shape
+    if site.gated_output:  # the rows are already M itself
+        factor = torch.eye(d_model, dtype=torch.double)
+    else:
+        factor = torch.linalg.qr(weight, mode="r").R if d_model > joined else weight
+    (row,), (sigma,) = _figures(
+        site.layer, factor[None], bound=min(joined, d_model), d_model=d_model
+    )
+    return {**site_key(key), **row}, _spectrum(key, None, sigma)
+
+
+def _figures(stats: Scatter, factors: Tensor, bound: int, d_model: int) -> tuple[list[Row], Tensor]:
+    """Rank figures of every Z·factorᵀ, and (n, bound) singular values, the largest first."""
+    assert stats.mean is not None
+    assert stats.scatter is not None
+    bound = min(bound, stats.count)
+    mean_row = (factors @ stats.mean[..., :, None]).reshape(len(factors), -1)  # (n, r)
+    of_mean = stats.count * mean_row.square().sum(-1)  # (n,)
+    centered = factors @ stats.scatter @ factors.mT  # (n, r, r)
+    gram = centered + stats.count * mean_row[:, :, None] * mean_row[:, None, :]
+    sigma = _singular(gram, bound)
+    around = _singular(centered, min(bound, max(stats.count - 1, 1)))
+    rows = []
+    for s, c, mean_square in zip(sigma, around, of_mean.tolist(), strict=True):
+        total = float(s.square().sum())
+        share = min(1.0, mean_square / total) if total > 0 else None
+        flat = share is None or float(c.square().sum()) / total < FLAT
+        erank = effective_rank(s)
+        rows.append(
+            {
+                "erank": erank,
+                "erank_centered": None if flat else effective_rank(c),
+                "stable_rank": float(s.square().sum() / s[0] ** 2) if total > 0 else None,
+                "participation": (
+                    float(s.square().sum() ** 2 / s.pow(4).sum()) if total > 0 else None
+                ),
+                "num_rank": int((s > s[0] * min(stats.count, d_model) * EPS).sum()),
+                "mean_share": share,
+                "rank_bound": bound,
+                "utilisation": None if erank is None else erank / bound,
+            }
+        )
+    return rows, sigma
+
+
+def _singular(gram: Tensor, bound: int) -> Tensor:
+    """(n, bound) singular values of matrices with these Gram matrices, the largest first.
+
+    Only `bound` of them can differ from 0; the others are rounding and are left out.
+    """
+    return torch.linalg.eigvalsh(gram).flip(-1)[:, :bound].clamp_min(0).sqrt()
+
+
+def effective_rank(sigma: Tensor) -> float | None:
+    """exp(-sum p ln p), p = σ / sum σ; None for a zero matrix. Between 1 and the rank."""
+    total = sigma.sum()
+    if not total > 0:
+        return None
+    p = sigma / total
+    return float(torch.special.entr(p).sum().exp())
+
+
+def _spectrum(key: Site, head: int | None, sigma: Tensor) -> list[Row]:
+    return [
+        {**site_key(key, head), "index": i, "sigma": value}
+        for i, value in enumerate(sigma.tolist())
+    ]
+
+
+def _empty(key: Site, head: int | None = None) -> Row:
+    return {**site_key(key, head), **dict.fromkeys(FIGURES)}
