@@ -1,4 +1,4 @@
-"""The pass itself: a model and tokens go in, one forward pass a batch is watched, a Result comes out."""
+"""The pass itself: every batch runs forward once, watched, and a Result comes out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from attnprobe.engine import measure
 from attnprobe.engine.check import problem
 from attnprobe.errors import InputError, NothingMeasuredError
 from attnprobe.metrics import METRICS, Metric, Tables
-from attnprobe.metrics.base import Options, Row, site_key
+from attnprobe.metrics.base import Options, Row
 from attnprobe.result import Result
 from attnprobe.sinks import grouped, named
 
@@ -396,17 +396,15 @@ class Scan:
         rows["not_measured"] += extra.rows.get("not_measured", [])
 
     def _name_tokens(self, rows: dict[str, list[Row]]) -> None:
-        keys = {
-            site.path: self.tokens.get(seen.keys or "", []) if seen.keys is not None else []
-            for site, seen in self.seen.items()
-        }
-        own = {
-            site.path: self.tokens.get(seen.queries or "", []) if seen.queries is not None else []
-            for site, seen in self.seen.items()
-        }
+        queries = {site.path: self._of_stream(seen.queries) for site, seen in self.seen.items()}
+        keys = {site.path: self._of_stream(seen.keys) for site, seen in self.seen.items()}
         documents = len(next(iter(self.tokens.values()), []))
         rows["sinks"] = grouped(named(rows["sinks"], keys, self.token_text), documents)
-        rows["massive"] = named(rows["massive"], own, self.token_text)
+        rows["massive"] = named(rows["massive"], queries, self.token_text)
+
+    def _of_stream(self, name: str | None) -> list[list[int]]:
+        """The tokens of every document of a stream, none for what comes from no stream."""
+        return [] if name is None else self.tokens.get(name, [])
 
     def _architecture(self) -> dict[str, Any]:
         gates = sorted({seen.gate for seen in self.seen.values() if seen.gate})
@@ -500,7 +498,7 @@ def _unseen(model: nn.Module, seen: Sequence[str]) -> list[str]:
 
 
 def _collected(tables: Sequence[Tables], sites: Sequence[Site]) -> dict[str, list[Row]]:
-    """The rows of all metrics, those of one head, layer, sample or kind made one, in model order."""
+    """The rows of all metrics in model order, those of one head, layer, sample or kind joined."""
     order = {site.path: n for n, site in enumerate(sites)}
     rows: dict[str, list[Row]] = {name: [] for name in ("sinks", "massive", "not_measured")}
     for table in tables:
@@ -518,11 +516,8 @@ def _collected(tables: Sequence[Tables], sites: Sequence[Site]) -> dict[str, lis
 
     def place(row: Row) -> tuple[int, int, int]:
         head = row.get("head")
-        return (
-            order.get(row.get("site", ""), len(order)),
-            -1 if head is None else head,
-            row.get("sample", 0),
-        )
+        within = -1 if head is None else head  # the layer's row before those of its heads
+        return order.get(row.get("site", ""), len(order)), within, row.get("sample", 0)
 
     for name in ("heads", "layers", "samples", "positions", "gates", "spectra"):
         rows[name] = sorted(rows.get(name, []), key=place)

@@ -1,7 +1,7 @@
 """Which document every token of a batch belongs to, and where it stands in it.
 
 A document is a sample without its padding, or one of several packed into a sample. Positions and
-the first key count from the document's first token, so no figure depends on the side of the padding.
+the first key count from the document's first token: no figure depends on the side of the padding.
 """
 
 from __future__ import annotations

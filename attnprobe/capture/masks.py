@@ -147,4 +147,4 @@ class Mask:
 
 def _cut(tensor: Tensor, slices: tuple[slice, ...]) -> Tensor:
     """Slices that leave a broadcast dimension of size 1 as it is."""
-    return tensor[tuple(slice(None) if n == 1 else s for n, s in zip(tensor.shape, slices))]
+    return tensor[tuple(slice(None) if n == 1 else s for n, s in zip(tensor.shape, slices, strict=True))]

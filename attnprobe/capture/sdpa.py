@@ -201,7 +201,7 @@ def _joined(x: Tensor) -> Tensor:
 
 
 def _multi_head_mask(a: dict[str, Any], query: Tensor, key: Tensor) -> Tensor | None:
-    """(B | 1, H | 1, Tq | 1, Tk) what the function adds to its logits, True meaning hidden there."""
+    """(B | 1, H | 1, Tq | 1, Tk) what the function adds to its logits, where True hides."""
     parts = []
     if (mask := a["attn_mask"]) is not None:
         n_batch, n_heads = query.shape[:2]

@@ -29,7 +29,7 @@ class _Site:
 
 
 class Entropy(Metric):
-    """H[i] = -sum_j A[i, j] ln A[i, j] in nats, the row renormalised where a learned sink takes part.
+    """H[i] = -sum_j A[i, j] ln A[i, j] in nats, the row renormalised where a sink logit takes part.
 
     - `entropy` = mean H over valid queries; `entropy_norm` = mean of H[i] / ln n(i) over queries
       with n(i) >= 2, n(i) the keys that i sees;
