@@ -158,7 +158,8 @@ class Result:
     @classmethod
     def from_rows(cls, rows: Mapping[str, Sequence[Mapping[str, Any]]], **about: Any) -> Result:
         """From rows by table; a column that no row has is missing throughout."""
-        return cls(**{name: frame(name, rows.get(name, ())) for name in TABLES}, **about)
+        frames: dict[str, Any] = {name: frame(name, rows.get(name, ())) for name in TABLES}
+        return cls(**frames, **about)
 
     @property
     def name(self) -> str:

@@ -287,18 +287,19 @@ class Scan:
         if not self._selected(site) or not self.streams:
             return
         for name in (site.stack, ""):
-            tokens, documents = self.streams.get(name, (None, None))
-            if documents is not None and documents.ids.shape == hidden.shape[:2]:
-                assert tokens is not None
+            stream = self.streams.get(name)
+            if stream is not None and stream[1].ids.shape == hidden.shape[:2]:
+                tokens, documents = stream
                 for metric in self.metrics:
                     metric.block(site, hidden, documents.to(hidden.device), tokens)
                 return
 
     def _on_output(self, output: Any, batch: _Inputs) -> None:
-        tokens, documents = self.streams.get("decoder") or self.streams.get("", (None, None))
-        if tokens is None or documents is None:
+        stream = self.streams.get("decoder") or self.streams.get("")
+        if stream is None:
             self.no_perplexity = NO_LOGITS
             return
+        tokens, documents = stream
         logits = _logits(output, self.model, tokens)
         predicting = [s for s in self.seen if s.kind == "self" and s.stack != "encoder"]
         predicting = predicting or [s for s in self.seen if s.kind == "self"]

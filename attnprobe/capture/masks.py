@@ -147,4 +147,5 @@ class Mask:
 
 def _cut(tensor: Tensor, slices: tuple[slice, ...]) -> Tensor:
     """Slices that leave a broadcast dimension of size 1 as it is."""
-    return tensor[tuple(slice(None) if n == 1 else s for n, s in zip(tensor.shape, slices, strict=True))]
+    sizes = zip(tensor.shape, slices, strict=True)
+    return tensor[tuple(slice(None) if size == 1 else part for size, part in sizes)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,17 +67,15 @@ def save_checkpoint(
     }
     if resume is not None:
         content["resume"] = resume
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from None
-    try:
-        with os.fdopen(handle, "wb") as file:
+        with partial.open("wb") as file:
             torch.save(content, file)
         os.replace(partial, path)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise
+    except OSError as error:
+        raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from None
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def load_checkpoint(
@@ -172,6 +169,7 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} is no safetensors file, or is damaged: {error}") from None
+    config: dict[str, Any] | None
     if FORMAT in metadata:
         config = _parse_config(metadata[FORMAT], f"metadata of {path}")
     else:

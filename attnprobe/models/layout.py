@@ -53,13 +53,13 @@ def causal(
     """
     segments = _segments(tokens, attention_mask, document_ids)
     length = tokens.shape[1]
-    windowed = window is not None and length > window
-    if segments is None and not windowed:
+    window = length if window is None else window
+    if segments is None and window >= length:
         return Layout(_positions(tokens, None), None, is_causal=True)
     index = torch.arange(length, device=tokens.device)
     distance = index[:, None] - index[None, :]  # (Tq, Tk)
     visible = distance >= 0
-    if windowed:
+    if window < length:
         visible &= distance < window
     if segments is not None:
         visible = visible & (segments[:, :, None] == segments[:, None, :])  # (B, Tq, Tk)

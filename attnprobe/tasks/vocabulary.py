@@ -15,8 +15,11 @@ class Vocabulary(Protocol):
         bos: id of the start token, which `encode` does not add; None where there is none.
     """
 
-    vocab_size: int
-    bos: int | None
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def bos(self) -> int | None: ...
 
     def state(self) -> dict[str, Any]:
         """Plain values and tensors, with the task's name under `kind`."""
