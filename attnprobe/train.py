@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -161,8 +160,9 @@ def train(
         on_step: called after every step.
 
     Raises:
-        InputError: for options or a text that cannot be trained on, or a loss that is no number.
-        CheckpointError: where there is nothing to resume from, or the file cannot be written.
+        InputError: for options or a text that cannot be trained on, a loss that is no number, or a
+            file that cannot be written.
+        CheckpointError: where there is nothing to resume from.
     """
     path = Path(path)
     if not path.parent.is_dir():
@@ -174,6 +174,8 @@ def train(
         run = _Run(config, path, device)
         if resume:
             run.take_up()
+        else:
+            run.metrics_path.unlink(missing_ok=True)  # a new run starts a new curve
         run.go(on_step)
         loss = run.save()
     return Trained(path, run.metrics_path, run.parameters, loss, math.exp(loss))
@@ -224,7 +226,6 @@ class _Run:
 
     def go(self, on_step: Callable[[Progress], None] | None) -> None:
         """Steps until the last, saving on the way and when interrupted."""
-        _trim_metrics(self.metrics_path, self.step)
         monitor = self._monitor()
         f_attr = None
         try:
@@ -362,21 +363,6 @@ def _device(name: str) -> torch.device:
     except (RuntimeError, AssertionError):
         raise InputError(f"there is no device {name!r} here; use --device auto") from None
     return device
-
-
-def _trim_metrics(path: Path, step: int) -> None:
-    """Drops rows past `step`: those of an earlier run, or of steps about to be taken again."""
-    if not path.exists():
-        return
-    header, *rows = path.read_text(encoding="utf-8").splitlines() or [""]
-    column = header.split(",").index("step") if "step" in header.split(",") else 0
-    kept = [row for row in rows if int(row.split(",")[column]) <= step]
-    if not kept:
-        path.unlink()
-        return
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    partial.write_text("\n".join([header, *kept]) + "\n", encoding="utf-8")
-    os.replace(partial, path)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from attnprobe.errors import CheckpointError
+from attnprobe.files import replacing
 from attnprobe.models.config import ModelConfig
 from attnprobe.models.transformer import Decoder, EncoderDecoder, build
 
@@ -55,8 +55,10 @@ def save_checkpoint(
     `inputs`, `train` and `resume` may hold strings, numbers, lists, dicts and tensors only: what
     `torch.load(weights_only=True)` reads. A safetensors file that loads as well is made by
     `save_file(model.state_dict(), path, {"attnprobe": json.dumps(model.config.to_dict())})`.
+
+    Raises:
+        InputError: the file cannot be written.
     """
-    path = Path(path)
     content: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
@@ -67,15 +69,8 @@ def save_checkpoint(
     }
     if resume is not None:
         content["resume"] = resume
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("wb") as file:
-            torch.save(content, file)
-        os.replace(partial, path)
-    except OSError as error:
-        raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from None
-    finally:
-        partial.unlink(missing_ok=True)
+    with replacing(Path(path)) as partial, partial.open("wb") as file:
+        torch.save(content, file)
 
 
 def load_checkpoint(

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from attnprobe.errors import CheckpointError
+from attnprobe.errors import CheckpointError, InputError
 from attnprobe.models import GateConfig, ModelConfig, build, load_checkpoint, save_checkpoint
 
 CONFIG = ModelConfig(
@@ -61,14 +61,14 @@ def test_a_failed_write_leaves_the_old_file(saved, model, monkeypatch):
         raise OSError("disk full")
 
     monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(CheckpointError, match=r"cannot write .*disk full"):
+    with pytest.raises(InputError, match=r"cannot write .*disk full"):
         save_checkpoint(saved, model, None, {"step": 9})
     assert load_checkpoint(saved).train == {"step": 3}
     assert list(saved.parent.iterdir()) == [saved]
 
 
 def test_writing_into_a_missing_folder(tmp_path, model):
-    with pytest.raises(CheckpointError, match="cannot write"):
+    with pytest.raises(InputError, match="cannot write"):
         save_checkpoint(tmp_path / "no" / "a.pt", model, None, {})
 
 
