@@ -44,6 +44,7 @@ def scan(
     batch_size: int | None = None,
     pre_gate: bool = False,
     epsilon: float = 0.3,
+    max_logit: bool = False,
     token_text: Callable[[int], str] | None = None,
     progress: Callable[[int, int], None] | None = None,
     **forward_kwargs: Any,
@@ -66,6 +67,7 @@ def scan(
         batch_size: samples a forward pass; by default some 4,096 tokens. No figure depends on it.
         pre_gate: ranks before a gate at G1 instead of behind it.
         epsilon: the share of attention above which a key counts as a sink.
+        max_logit: measure the largest logit too, which takes the slower engine.
         token_text: gives the text of a token id.
         progress: called with samples done and in all.
         forward_kwargs: further arguments of the model; tensors with the batch as first dimension
@@ -80,7 +82,7 @@ def scan(
         NothingMeasuredError: no figure that was asked for could be taken.
     """
     inputs = _Inputs(tokens, attention_mask, document_ids, forward_kwargs)
-    options = Options(epsilon=epsilon, pre_gate=pre_gate)
+    options = Options(epsilon=epsilon, pre_gate=pre_gate, max_logit=max_logit)
     names = list(METRICS) if metrics is None else list(metrics)
     run = Scan(model, names, options, layers=layers, token_text=token_text)
     run.add(inputs, batch_size=batch_size, progress=progress)
@@ -217,6 +219,7 @@ class Scan:
         self.recorder = Recorder(self.model, self._on_call, self._on_block)
         self.seen: dict[Site, _Seen] = {}
         self.refused: dict[Site, str] = {}
+        self.engines: set[str] = set()
         self.tokens: dict[str, list[list[int]]] = {}  # by stream and document
         self.no_perplexity: str | None = None
         self.batch: _Inputs | None = None
@@ -270,7 +273,10 @@ class Scan:
                 self.refused[site] = reason
         if not self._selected(site) or site in self.refused:
             return
-        stats = measure(call) if self.uses_stats else None
+        stats = None
+        if self.uses_stats:
+            stats = measure(call, exact_max_logit=self.options.max_logit)
+            self.engines.add(stats.engine)
         for metric in self.metrics:
             metric.attention(call, stats)
 
@@ -347,6 +353,7 @@ class Scan:
             ours.merge(theirs)
         self.seen |= other.seen
         self.refused |= other.refused
+        self.engines |= other.engines
         for name, documents in other.tokens.items():
             self.tokens.setdefault(name, []).extend(documents)
         self.no_perplexity = self.no_perplexity or other.no_perplexity
@@ -438,7 +445,7 @@ class Scan:
             "layers": None if self.layers is None else sorted(self.layers),
             "epsilon": self.options.epsilon,
             "pre_gate": self.options.pre_gate,
-            "engine": "blocks",
+            "engine": ", ".join(sorted(self.engines)) or None,
             "device": self.about.get("device"),
             "dtype": None if parameter is None else str(parameter.dtype).removeprefix("torch."),
             "batch_size": self.about.get("batch_size"),

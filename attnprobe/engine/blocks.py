@@ -1,9 +1,7 @@
 """Exact softmax statistics under any mask, one block of queries at a time.
 
 A block of logits is reduced to sums and dropped, so memory is linear in the length. The first key
-is left out of the block's sums and put back in closed form: with H' and L' the entropy and the
-log-sum-exp of the row without it, p = sigmoid(s_first - L') is its share and
-H = (1-p) H' - p ln p - (1-p) ln(1-p). The other way round loses every digit as p nears 1.
+is left out of the block's sums and put back in closed form (`attnprobe.engine.stats.close_row`).
 """
 
 from __future__ import annotations
@@ -12,12 +10,10 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from attnprobe.capture.call import AttentionCall
-from attnprobe.engine.stats import AttentionStats
+from attnprobe.engine.stats import NEVER, AttentionStats, close_row
 
-NEVER = -1e30  # stands for -inf in a block: 0 · ln 0 stays 0 instead of NaN
 BLOCK_ELEMENTS = {"cpu": 1 << 20}  # logits in one block: 4 MB of float32 stay in the cache
 BLOCK_ELEMENTS_ACCELERATOR = 1 << 26
 BLOCK_ROWS = 128
@@ -99,6 +95,7 @@ class _Sums:
             mass=self.mass,
             seen=self.seen,
             max_logit=self.max_logit,
+            engine="blocks",
         )
 
 
@@ -159,17 +156,13 @@ def _reduce(call: AttentionCall, part: _Part, sums: _Sums) -> None:
     other_entropy = (total.log() - mean_logit).clamp_min(0).masked_fill(~others, 0)
     other_lse = (peak[..., 0] + total.log()).masked_fill(~others, NEVER)
 
-    lse = torch.logaddexp(other_lse, first_logit)
+    lse, entropy = close_row(first_logit, other_lse, other_entropy)
     full = lse
     if call.sinks is not None:
         sinks = call.sinks.to(lse).expand(*call.query.shape[:3])
         sinks = sinks[part.batch, part.heads, part.rows]
         full = torch.logaddexp(lse, sinks)
         _store(sums.null, part, (sinks - full).exp(), valid)
-    odds = first_logit - other_lse
-    log_first, log_rest = F.logsigmoid(odds), F.logsigmoid(-odds)
-    share, rest = log_first.exp(), log_rest.exp()
-    entropy = rest * other_entropy - share * log_first - rest * log_rest
 
     first = (first_logit - full).exp() * sees_first
     scale = (peak[..., 0] - full).exp() * (valid & others)  # from weights to attention

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+from torch.nn import functional as F
+
+NEVER = -1e30  # stands for a logit of -inf: 0 · ln 0 stays 0 instead of NaN
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +31,9 @@ class AttentionStats:
             another visible key.
         mass: (B, H, Tk) attention summed over the valid queries.
         seen: (B, h, Tk) how many valid queries see the key.
-        max_logit: (B, H) largest logit over the visible pairs of valid queries, -inf where none.
+        max_logit: (B, H) largest logit over the visible pairs of valid queries, -inf where none;
+            None from an engine that does not come by it.
+        engine: which one it was.
     """
 
     valid: Tensor
@@ -41,9 +47,34 @@ class AttentionStats:
     entropy_nosink: Tensor
     mass: Tensor
     seen: Tensor
-    max_logit: Tensor
+    max_logit: Tensor | None
+    engine: str
 
     @property
     def sees_other(self) -> Tensor:
         """(B, h, Tq) valid queries that see a key besides the first of their document."""
         return self.valid & (self.visible > self.sees_first.long())
+
+
+def close_row(
+    first_logit: Tensor, other_lse: Tensor, other_entropy: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Puts the first key back into rows whose sums were taken without it.
+
+    With p = sigmoid(s_first - L') the first key's share,
+    H = (1-p) H' - p ln p - (1-p) ln(1-p). The other way round, from H to H', loses every digit as
+    p nears 1.
+
+    Args:
+        first_logit: logit of the first key, `NEVER` where it is not seen.
+        other_lse: L', `NEVER` where no other key is seen.
+        other_entropy: H', 0 where no other key is seen.
+
+    Returns:
+        L and H of the whole rows.
+    """
+    odds = first_logit - other_lse
+    log_first, log_rest = F.logsigmoid(odds), F.logsigmoid(-odds)
+    first, rest = log_first.exp(), log_rest.exp()
+    entropy = rest * other_entropy - first * log_first - rest * log_rest
+    return torch.logaddexp(other_lse, first_logit), entropy
