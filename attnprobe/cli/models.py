@@ -1,0 +1,216 @@
+"""`attnprobe models`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from attnprobe.cli import space
+from attnprobe.cli.options import INPUT, OUTPUT, Common, collected
+from attnprobe.cli.output import show, write_stdout
+from attnprobe.cli.reporting import FAILED, fault, say, show_traceback
+from attnprobe.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from attnprobe.subject import Address, Subject
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing(Common):
+    """Options of `attnprobe models`."""
+
+    checkpoints: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="CKPT",
+            show_default=False,
+            help="Checkpoints to describe. Without any, the packaged ones are listed.",
+        ),
+    ] = None
+    model_config: Annotated[
+        str | None,
+        typer.Option(
+            "--model-config",
+            metavar="FILE",
+            rich_help_panel=INPUT,
+            help="JSON with the model's shape, for a bare state dict.",
+        ),
+    ] = None
+    format: Annotated[
+        Literal["table", "json"],
+        typer.Option("--format", rich_help_panel=OUTPUT, help="Of what goes to stdout."),
+    ] = "table"
+
+
+@collected(Listing)
+def models(options: Listing) -> int:
+    """List the packaged checkpoints and what can be trained, or describe checkpoints.
+
+    \b
+    Examples:
+      attnprobe models                            what comes with the package
+      attnprobe models gated                      one of them in full
+      attnprobe models model.pt --format json
+    """
+    from attnprobe import subject
+
+    given = options.checkpoints
+    found = subject.addresses(given) if given else subject.packaged()
+    entries, failed = [], False
+    for address in found:
+        try:
+            entries.append(describe(_load(address, options)))
+        except CheckpointError as error:
+            failed = True
+            if options.verbose:
+                show_traceback(error)
+            say("error", fault(error))
+    if options.format == "json":
+        listing: dict[str, Any] = {"checkpoints": entries}
+        write_stdout(json.dumps(listing if given else {**listing, "space": space.SPACE}, indent=1))
+    elif given:
+        show(lambda console: _print_each(console, entries))
+    else:
+        show(lambda console: _print_all(console, entries))
+    return FAILED if failed else 0
+
+
+def _load(address: Address, options: Listing) -> Subject:
+    from attnprobe import subject
+
+    return subject.load(address, model_config=options.model_config)
+
+
+def describe(subject: Subject) -> dict[str, Any]:
+    """A checkpoint in plain values."""
+    about = dict(subject.about)
+    return {
+        "name": about.pop("name"),
+        "path": about.pop("path"),
+        "bytes": about.pop("bytes"),
+        "sha256": about.pop("sha256"),
+        "parameters": sum(p.numel() for p in subject.model.parameters()),
+        "dtype": str(next(subject.model.parameters()).dtype).removeprefix("torch."),
+        **about,
+        "train": dict(subject.train),
+    }
+
+
+def gate_in_words(gate: dict[str, Any]) -> str:
+    """What kind of gate, at a glance."""
+    if gate["position"] == "none":
+        return "none"
+    unusual = [
+        gate[name]
+        for name, usual in (("source", "query"), ("activation", "sigmoid"))
+        if gate[name] != usual
+    ]
+    unusual += ["additive"] if gate["mode"] == "additive" else []
+    return " ".join([gate["position"], gate["granularity"], *unusual])
+
+
+def _print_all(console: Console, entries: list[dict[str, Any]]) -> None:
+    from rich import box
+    from rich.table import Table
+
+    from attnprobe.subject import PRETRAINED
+
+    if entries:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for name in ("name", "file", "size", "layers×heads", "gate", "steps", "loss"):
+            right = name in ("size", "layers×heads", "steps", "loss")
+            table.add_column(name, justify="right" if right else "left", overflow="fold")
+        for entry in entries:
+            config = entry["config"]
+            table.add_row(
+                entry["name"],
+                entry["path"].rpartition("/")[2],
+                _size(entry["bytes"]),
+                f"{config['n_layers']}×{config['n_heads']}",
+                gate_in_words(config["gate"]),
+                _or_dash(entry["step"], ","),
+                _or_dash(entry["loss"], ".3f"),
+            )
+        console.print("[bold]Packaged checkpoints[/]")
+        console.print(table)
+        console.print(f"in {PRETRAINED}", soft_wrap=True)
+    else:
+        console.print("No packaged checkpoints are installed.")
+    console.print("\n[bold]What attnprobe train can make[/]")
+    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in ("option", "choices"):
+        grid.add_column(title, overflow="fold")
+    for option, choices in space.SPACE.items():
+        grid.add_row(option, " · ".join(choices))
+    console.print(grid)
+    console.print("Name one to see all of it (attnprobe models gated), or measure it.")
+
+
+def _print_each(console: Console, entries: list[dict[str, Any]]) -> None:
+    for number, entry in enumerate(entries):
+        if number:
+            console.print()
+        _print_one(console, entry)
+
+
+def _print_one(console: Console, entry: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    config, train = entry["config"], entry["train"]
+    kv_heads = config["n_kv_heads"]
+    facts = {
+        "file": f"{entry['path']} ({_size(entry['bytes'])})",
+        "sha256": entry["sha256"],
+        "model": f"{config['architecture']}, {entry['parameters']:,} parameters, {entry['dtype']}",
+        "layers × heads": f"{config['n_layers']} × {config['n_heads']}"
+        + (f", {kv_heads} key–value heads" if kv_heads != config["n_heads"] else ""),
+        "widths": f"model {config['d_model']}, head {config['head_dim']}, "
+        f"feed-forward {config['d_ff']} ({config['activation']})",
+        "positions": f"{config['positions']}, trained on {config['max_length']}"
+        + (f", window {config['window']}" if config["window"] else ""),
+        "norm": f"{config['norm']}-norm",
+        "gate": gate_in_words(config["gate"]),
+        "vocabulary": f"{config['vocab_size']:,} tokens, "
+        + (f"task {entry['task']}" if entry["task"] else "no tokenizer in the file"),
+        "trained": _trained(entry),
+    }
+    facts |= {
+        name: ", ".join(
+            f"{key} {value}"
+            for key, value in train[name].items()
+            if value is not None and not isinstance(value, dict)
+        )
+        for name in ("options", "versions")
+        if isinstance(train.get(name), dict)
+    }
+    console.print(f"[bold]{entry['name']}[/]")
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim")
+    grid.add_column(overflow="fold")
+    for name, value in facts.items():
+        grid.add_row(name, value)
+    console.print(grid)
+
+
+def _trained(entry: dict[str, Any]) -> str:
+    if entry["step"] is None:
+        return "nothing is written down"
+    facts = [f"{entry['step']:,} steps"]
+    facts += [f"loss {entry['loss']:.4f}"] if entry["loss"] is not None else []
+    facts += [f"perplexity {entry['perplexity']:.3f}"] if entry["perplexity"] is not None else []
+    return ", ".join([*facts, f"seed {entry['seed']}"])
+
+
+def _size(count: int) -> str:
+    units = ("B", "kB", "MB", "GB", "TB")
+    power = min((len(str(count)) - 1) // 3, len(units) - 1)
+    return f"{count / 1000**power:.{1 if power else 0}f} {units[power]}"
+
+
+def _or_dash(value: Any, form: str) -> str:
+    return "–" if value is None else format(value, form)

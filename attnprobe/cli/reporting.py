@@ -1,0 +1,82 @@
+"""Everything that goes to stderr in words, and the exit code that an error stands for."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import typer
+
+from attnprobe.errors import AttnprobeError
+
+INTERRUPTED, FAILED, NOTHING_MEASURED = 130, 2, 3
+_GRAVEST_FIRST = (INTERRUPTED, FAILED, 1, NOTHING_MEASURED)
+
+
+def gravest(*codes: int) -> int:
+    """The exit code that wins over the others."""
+    return next((code for code in _GRAVEST_FIRST if code in codes), 0)
+
+
+def say(kind: str, message: str) -> None:
+    """One line on stderr: `attnprobe: error: …`."""
+    with suppress(OSError, ValueError):  # nobody may be listening any more
+        print(f"attnprobe: {kind}: {' '.join(message.split())}", file=sys.stderr, flush=True)
+
+
+def fault(error: BaseException) -> str:
+    """An error as one line; one that no code of ours foresaw says where to look."""
+    if isinstance(error, AttnprobeError):
+        return str(error)
+    if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError):
+        return "out of memory: try a smaller --batch-size, a shorter --length or --device cpu"
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}{': ' if text else ''}{text} (--verbose shows the traceback)"
+
+
+def show_traceback(error: BaseException) -> None:
+    """The traceback on stderr, for --verbose."""
+    with suppress(OSError, ValueError):
+        traceback.print_exception(error, file=sys.stderr)
+
+
+@contextmanager
+def reporting(*, quiet: bool, verbose: bool) -> Iterator[None]:
+    """Turns every error within into one line and an exit code, warnings into lines."""
+
+    def warn(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+        say("warning", str(message))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore" if quiet else "default")
+        for noise in (DeprecationWarning, PendingDeprecationWarning, FutureWarning):
+            warnings.simplefilter("ignore", noise)
+        warnings.showwarning = warn
+        try:
+            yield
+        except KeyboardInterrupt:
+            say("interrupted", "stopped before it was done")
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            silence_stdout()
+            raise typer.Exit(0) from None
+        except Exception as error:
+            if isinstance(error, typer.Exit):
+                raise
+            if verbose:
+                show_traceback(error)
+            say("error", fault(error))
+            raise typer.Exit(getattr(error, "exit_code", FAILED)) from None
+
+
+def silence_stdout() -> None:
+    """Lets stdout lead nowhere once its reader went away, so that no later flush fails."""
+    with suppress(OSError, ValueError, AttributeError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
