@@ -44,6 +44,15 @@ class Documents:
         return self.ids >= 0
 
     @cached_property
+    def are_whole(self) -> bool:
+        """Whether every row is one document without padding."""
+        return bool((self.ids == self.ids[:, :1]).all()) and bool(self.valid[:, 0].all())
+
+    def tokens_of(self, values: Tensor) -> Tensor:
+        """(B, T, …) figures of all tokens as (N, …) of the real ones; no copy without padding."""
+        return values.flatten(0, 1) if bool(self.valid.all()) else values[self.valid]
+
+    @cached_property
     def _numbered(self) -> tuple[Tensor, Tensor]:
         """(B, T) number of each token's document in the batch, -1 at padding; (D, 2) row and id."""
         rows = torch.arange(self.ids.shape[0], device=self.ids.device)[:, None].expand_as(self.ids)

@@ -29,7 +29,7 @@ EXTRA = 8  # features added for the bias; the kernel likes multiples of 8
 
 @cache
 def available() -> bool:
-    """Whether this torch has the private CPU operator that returns the log-sum-exp, as we know it."""
+    """Whether this torch has the private CPU operator with the log-sum-exp, as we know it."""
     try:
         x = torch.ones(1, 1, 8, 8)
         output, lse = _attention(x, x, x, causal=True)

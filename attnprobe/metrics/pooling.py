@@ -64,7 +64,8 @@ class DocumentMeans:
 
 def _by_document(values: Tensor, documents: Documents) -> Tensor:
     """(B, H, T) summed to (D, H)."""
-    valid = documents.valid
-    rows = values.transpose(1, 2)[valid]  # (N, H)
+    if documents.are_whole:
+        return values.sum(-1).cpu()
+    rows = documents.tokens_of(values.transpose(1, 2))  # (N, H)
     sums = rows.new_zeros(len(documents), rows.shape[1])
-    return sums.index_add_(0, documents.index[valid], rows).cpu()
+    return sums.index_add_(0, documents.tokens_of(documents.index), rows).cpu()

@@ -8,6 +8,8 @@ loses nothing where a sink makes the rows nearly equal.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,27 +30,27 @@ FIGURES = (
     "rank_bound",
     "utilisation",
 )
+ROWS_AT_ONCE = 2048
+SPLIT = 192  # columns below which a Gram matrix is not worth cutting
 FLAT = 1e-12  # 1 - mean_share below this leaves no rows to speak of once the mean is gone
 EPS = torch.finfo(torch.float32).eps
 AFTER_OUTPUT = "a gate after W_O (G5) mixes the heads: only the layer's figure exists"
 
 
 class Scatter:
-    """Count, mean and scatter about the mean of rows, (…, n) features; merges by Chan's formula."""
+    """Count, mean and scatter about the mean of rows of n features; merges by Chan's formula."""
 
     def __init__(self) -> None:
         self.count = 0
-        self.mean: Tensor | None = None  # (…, n)
-        self.scatter: Tensor | None = None  # (…, n, n)
+        self.mean: Tensor | None = None  # (n,)
+        self.scatter: Tensor | None = None  # (n, n)
 
     def add(self, rows: Tensor) -> None:
-        """Adds (…, N, n) rows."""
-        if rows.shape[-2] == 0:
-            return
-        rows = float64(rows)
-        mean = rows.mean(-2)
-        centered = rows - mean[..., None, :]
-        self._combine(rows.shape[-2], mean.cpu(), (centered.mT @ centered).cpu())
+        """Adds (N, n) rows, a few at a time: their float64 copies stay small."""
+        for part in rows.split(ROWS_AT_ONCE):
+            wide = float64(part)
+            mean = wide.mean(0)
+            self._combine(len(wide), mean.cpu(), gram(wide - mean).cpu())
 
     def merge(self, other: Scatter) -> None:
         """Adds the rows of another."""
@@ -61,18 +63,34 @@ class Scatter:
             return
         total = self.count + count
         shift = mean - self.mean
-        weight = self.count * count / total
-        self.scatter = self.scatter + scatter + weight * shift[..., :, None] * shift[..., None, :]
-        self.mean = self.mean + shift * (count / total)
+        self.scatter += scatter
+        self.scatter.addr_(shift, shift, alpha=self.count * count / total)
+        self.mean += shift * (count / total)
         self.count = total
+
+    def by_head(self, heads: int) -> tuple[Tensor, Tensor]:
+        """(H, n / H) means and (H, n / H, n / H) scatters of the heads' own features."""
+        assert self.mean is not None
+        assert self.scatter is not None
+        blocks = self.scatter.unflatten(1, (heads, -1)).unflatten(0, (heads, -1))  # (H, w, H, w)
+        return self.mean.unflatten(0, (heads, -1)), blocks.diagonal(dim1=0, dim2=2).movedim(-1, 0)
+
+
+def gram(rows: Tensor) -> Tensor:
+    """(n, n) rowsᵀ·rows; its upper half is copied, which saves three eighths of the work."""
+    n = rows.shape[1]
+    if n < SPLIT:
+        return rows.mT @ rows
+    left, right = rows[:, : n // 2], rows[:, n // 2 :]
+    cross = left.mT @ right
+    return torch.cat([torch.cat([gram(left), cross], 1), torch.cat([cross.mT, gram(right)], 1)], 0)
 
 
 @dataclass
 class _Site:
     heads: int
     width: int  # d_v
-    per_head: Scatter = field(default_factory=Scatter)  # of Z by head, (H, n)
-    layer: Scatter = field(default_factory=Scatter)  # of Z over heads, or of M itself at G5
+    rows: Scatter = field(default_factory=Scatter)  # of Z, heads side by side; of M itself at G5
     projection: Projection | None = None
     gated_output: bool = False
     reason: str | None = None
@@ -108,41 +126,66 @@ class Rank(Metric):
         before = self.options.pre_gate
         given = call.output.transpose(1, 2) if before else call.consumed  # (B, T, H, d_v)
         tokens = query_tokens(call, stats)
-        rows = given[tokens]  # (N, H, d_v)
+        rows = given.flatten(0, 1) if bool(tokens.all()) else given[tokens]  # (N, H, d_v)
         site.gated_output = call.gate is not None and call.gate.position == "G5" and not before
         if site.gated_output:
-            site.layer.add(_gated_output(call, rows, tokens))
-            return
-        site.per_head.add(rows.transpose(0, 1))
-        site.layer.add(rows.flatten(1))
+            site.rows.add(_gated_output(call, rows, tokens))
+        else:
+            site.rows.add(rows.flatten(1))
 
     def merge(self, other: Rank) -> None:
         for key, theirs in other._sites.items():
             if key not in self._sites:
                 self._sites[key] = theirs
                 continue
-            self._sites[key].per_head.merge(theirs.per_head)
-            self._sites[key].layer.merge(theirs.layer)
+            self._sites[key].rows.merge(theirs.rows)
 
     def tables(self) -> Tables:
         tables = Tables()
         for key, site in self._sites.items():
-            if site.reason or site.layer.count == 0:
+            if site.rows.count == 0:
                 tables.missing("rank", site.reason or "no valid token", key)
                 tables.add("heads", [_empty(key, h) for h in range(site.heads)])
-                tables.add("layers", [{**_empty(key), "erank_head": None}])
-                continue
-            heads, spectra = _head_rows(key, site)
-            layer, spectrum = _layer_row(key, site)
-            layer["erank_head"] = mean(row["erank"] for row in heads)
-            tables.add("heads", heads)
-            tables.add("layers", [layer])
-            tables.add("spectra", [*spectrum, *spectra])
-            if site.gated_output:
+                tables.add("layers", [_empty(key)])
+            elif site.gated_output:
                 tables.missing("rank of heads", AFTER_OUTPUT, key)
-        layers = tables.rows.get("layers", [])
-        tables.add("model", model_means(layers, (*FIGURES, "erank_head")))
+                tables.add("heads", [_empty(key, h) for h in range(site.heads)])
+        measured = [(key, site) for key, site in self._sites.items() if site.rows.count]
+        for part in _in_parallel(_site_tables, measured):
+            for name, rows in part.rows.items():
+                tables.add(name, rows)
+        tables.add("model", model_means(tables.rows.get("layers", []), (*FIGURES, "erank_head")))
         return tables
+
+
+def _in_parallel(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+    """Maps over items on as many threads as torch has, one thread each.
+
+    LAPACK's eigenvalues gain little from threads and stall badly where cores are contended.
+    """
+    threads = torch.get_num_threads()
+
+    def alone(item: Any) -> Any:
+        torch.set_num_threads(1)
+        return function(item)
+
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            return list(pool.map(alone, items))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _site_tables(item: tuple[Site, _Site]) -> Tables:
+    key, site = item
+    tables = Tables()
+    heads, spectra = _head_rows(key, site)
+    layer, spectrum = _layer_row(key, site)
+    layer["erank_head"] = mean(row["erank"] for row in heads)
+    tables.add("heads", heads)
+    tables.add("layers", [layer])
+    tables.add("spectra", [*spectrum, *spectra])
+    return tables
 
 
 def query_tokens(call: AttentionCall, stats: AttentionStats | None) -> Tensor:
@@ -163,12 +206,14 @@ def _gated_output(call: AttentionCall, rows: Tensor, tokens: Tensor) -> Tensor:
 
 
 def _head_rows(key: Site, site: _Site) -> tuple[list[Row], list[Row]]:
-    if site.per_head.mean is None or site.projection is None:
-        return [_empty(key, h) for h in range(site.heads)], []
+    assert site.projection is not None
+    if site.gated_output:
+        return [], []
     factors = site.projection.factors.cpu()  # (H, r, d_v)
-    figures, spectra = _figures(
-        site.per_head, factors, bound=site.width, d_model=site.projection.weight.shape[0]
-    )
+    means, scatters = site.rows.by_head(site.heads)
+    d_model = site.projection.weight.shape[0]
+    count = site.rows.count
+    figures, spectra = _figures(count, means, scatters, factors, bound=site.width, d_model=d_model)
     rows = [{**site_key(key, h), **row} for h, row in enumerate(figures)]
     return rows, [row for h, sigma in enumerate(spectra) for row in _spectrum(key, h, sigma)]
 
@@ -181,23 +226,38 @@ def _layer_row(key: Site, site: _Site) -> tuple[Row, list[Row]]:
         factor = torch.eye(d_model, dtype=torch.double)
     else:
         factor = torch.linalg.qr(weight, mode="r").R if d_model > joined else weight
+    assert site.rows.mean is not None
+    assert site.rows.scatter is not None
     (row,), (sigma,) = _figures(
-        site.layer, factor[None], bound=min(joined, d_model), d_model=d_model
+        site.rows.count,
+        site.rows.mean[None],
+        site.rows.scatter[None],
+        factor[None],
+        bound=min(joined, d_model),
+        d_model=d_model,
     )
     return {**site_key(key), **row}, _spectrum(key, None, sigma)
 
 
-def _figures(stats: Scatter, factors: Tensor, bound: int, d_model: int) -> tuple[list[Row], Tensor]:
-    """Rank figures of every Z·factorᵀ, and (n, bound) singular values, the largest first."""
-    assert stats.mean is not None
-    assert stats.scatter is not None
-    bound = min(bound, stats.count)
-    mean_row = (factors @ stats.mean[..., :, None]).reshape(len(factors), -1)  # (n, r)
-    of_mean = stats.count * mean_row.square().sum(-1)  # (n,)
-    centered = factors @ stats.scatter @ factors.mT  # (n, r, r)
-    gram = centered + stats.count * mean_row[:, :, None] * mean_row[:, None, :]
+def _figures(
+    count: int, means: Tensor, scatters: Tensor, factors: Tensor, bound: int, d_model: int
+) -> tuple[list[Row], Tensor]:
+    """Rank figures of n matrices Z·factorᵀ, and their (n, bound) singular values, largest first.
+
+    Args:
+        count: rows of Z, the tokens.
+        means: (n, w) mean row of every Z.  scatters: (n, w, w) its scatter about the mean.
+        factors: (n, r, w).
+        bound: the largest rank that can be.
+        d_model: width of the matrix that the factor stands for.
+    """
+    bound = min(bound, count)
+    mean_row = (factors @ means[..., :, None]).reshape(len(factors), -1)  # (n, r)
+    of_mean = count * mean_row.square().sum(-1)  # (n,)
+    centered = factors @ scatters @ factors.mT  # (n, r, r)
+    gram = centered + count * mean_row[:, :, None] * mean_row[:, None, :]
     sigma = _singular(gram, bound)
-    around = _singular(centered, min(bound, max(stats.count - 1, 1)))
+    around = _singular(centered, min(bound, max(count - 1, 1)))
     rows = []
     for s, c, mean_square in zip(sigma, around, of_mean.tolist(), strict=True):
         total = float(s.square().sum())
@@ -212,7 +272,7 @@ def _figures(stats: Scatter, factors: Tensor, bound: int, d_model: int) -> tuple
                 "participation": (
                     float(s.square().sum() ** 2 / s.pow(4).sum()) if total > 0 else None
                 ),
-                "num_rank": int((s > s[0] * min(stats.count, d_model) * EPS).sum()),
+                "num_rank": int((s > s[0] * min(count, d_model) * EPS).sum()),
                 "mean_share": share,
                 "rank_bound": bound,
                 "utilisation": None if erank is None else erank / bound,
@@ -246,4 +306,4 @@ def _spectrum(key: Site, head: int | None, sigma: Tensor) -> list[Row]:
 
 
 def _empty(key: Site, head: int | None = None) -> Row:
-    return {**site_key(key, head), **dict.fromkeys(FIGURES)}
+    return {**site_key(key, head), **dict.fromkeys((*FIGURES, "erank_head"))}
