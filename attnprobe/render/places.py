@@ -1,0 +1,165 @@
+"""The tokens behind the sinks, and the massive activations that live on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import RenderableType
+from rich.text import Text
+
+from attnprobe.render.grid import Column, Group, tables
+from attnprobe.render.names import plural, ranges, token_text
+from attnprobe.render.numbers import significant
+from attnprobe.render.page import BLANK, Page
+from attnprobe.render.parts import Row, part_keys, records
+from attnprobe.result import Result
+
+BY_LAYER = 10  # up to so many rows are listed layer by layer, more are put together by position
+SHOWN = 8
+TOKEN_CELLS = 18
+
+
+def sinks(page: Page) -> Iterator[RenderableType]:
+    """A table of the keys that heads sink on, with their tokens."""
+    rows, hidden = [], 0
+    for name, result in page.named:
+        lines = _sink_lines(result)
+        rows += [{"checkpoint": name, **line} for line in lines[:SHOWN]]
+        hidden += len(lines[SHOWN:])
+    if not rows:
+        return
+    several = any(len(part_keys([r])) > 1 for r in page.results)
+    columns = [
+        *([Column("checkpoint", _once(rows), left=True)] if len(page.results) > 1 else []),
+        *([Column("attention", [r["part"] for r in rows], left=True)] if several else []),
+        Column("layer", [r["layers"] for r in rows], left=True),
+        Column("position", [r["position"] for r in rows]),
+        Column("token", [r["token"] for r in rows], left=True),
+        Column("heads", [r["heads"] for r in rows]),
+        Column("documents", [r["documents"] for r in rows], 2),
+        Column("mean", [r["mean"] for r in rows], 3),
+        Column("most", [r["most"] for r in rows], 1),
+    ]
+    yield from _listed("Where the sinks are", columns, hidden, "sinks", page.width)
+
+
+def massive(page: Page) -> Iterator[RenderableType]:
+    """The huge numbers of the residual stream, put together by place and dimension."""
+    rows, hidden = [], 0
+    for name, result in page.named:
+        lines = _massive_lines(result)
+        rows += [{"checkpoint": name, **line} for line in lines[:SHOWN]]
+        hidden += len(lines[SHOWN:])
+    if not rows:
+        return
+    several = any(len(part_keys([r])) > 1 for r in page.results)
+    columns = [
+        *([Column("checkpoint", _once(rows), left=True)] if len(page.results) > 1 else []),
+        *([Column("stack", [r["stack"] for r in rows], 3, left=True)] if several else []),
+        Column("layer", [r["layers"] for r in rows], left=True),
+        Column("position", [r["position"] for r in rows]),
+        Column("token", [r["token"] for r in rows], left=True),
+        Column("dimension", [r["dimension"] for r in rows]),
+        Column("documents", [r["documents"] for r in rows], 2),
+        Column("largest", [r["value"] for r in rows]),
+        Column("× median", [r["ratio"] for r in rows], 1),
+    ]
+    yield from _listed("Massive activations", columns, hidden, "massive", page.width)
+
+
+def _listed(
+    title: str, columns: Sequence[Column], hidden: int, table: str, width: int
+) -> Iterator[RenderableType]:
+    yield BLANK
+    yield Text(title, "bold")
+    yield from tables(columns[:1], [Group("", columns[1:])], width)
+    if hidden:
+        yield Text(f"and {plural(hidden, 'more row')}: --table {table} gives them all", "dim")
+
+
+def _once(rows: Sequence[Row]) -> list[str]:
+    """The name of the checkpoint in its first row only."""
+    names = [row["checkpoint"] for row in rows]
+    return [n if i == 0 or names[i - 1] != n else "" for i, n in enumerate(names)]
+
+
+def _sink_lines(result: Result) -> list[Row]:
+    rows = records(result.sinks)
+    if len(rows) <= BY_LAYER:
+        return [_sink_line([row]) for row in rows]
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["stack"], row["kind"], row["position"]), []).append(row)
+    ordered = sorted(groups.values(), key=lambda g: -sum(r["heads"] * r["documents"] for r in g))
+    return [_sink_line(group) for group in ordered]
+
+
+def _sink_line(rows: Sequence[Row]) -> Row:
+    """One line of the rows of one position: over layers, and over tokens where they differ.
+
+    Heads of different tokens may be the same ones, so their number is a lower bound there.
+    """
+    tokens = _tokens(rows)
+    layers = {row["layer"] for row in rows}
+    heads = sum(max(r["heads"] for r in rows if r["layer"] == layer) for layer in layers)
+    documents = max(
+        sum(row["documents"] for row in rows if row["layer"] == layer) for layer in layers
+    )
+    weights = [row["heads"] * row["documents"] for row in rows]
+    mean = sum(w * r["alpha"] for w, r in zip(weights, rows, strict=True)) / sum(weights)
+    first = rows[0]
+    return {
+        "part": f"{first['stack']} {first['kind']}",
+        "layers": ranges(layers),
+        "position": str(int(first["position"])),
+        "token": tokens,
+        "heads": f"{'≥ ' if len(rows) > len(layers) else ''}{heads}",
+        "documents": f"{documents} of {first['documents_total']}",
+        "mean": significant(mean, 2),
+        "most": significant(max(row["alpha_max"] for row in rows), 2),
+    }
+
+
+def _massive_lines(result: Result) -> list[Row]:
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in records(result.massive):
+        groups.setdefault((row["stack"], row["position"], row["dimension"]), []).append(row)
+    ordered = sorted(groups.values(), key=lambda g: -max(abs(r["value"]) for r in g))
+    lines = []
+    for rows in ordered:
+        top = max(rows, key=lambda r: abs(r["value"]))
+        ratio = top["ratio"]
+        lines.append(
+            {
+                "stack": str(top["stack"]),
+                "layers": ranges(row["layer"] for row in rows),
+                "position": str(int(top["position"])),
+                "token": _tokens(rows),
+                "dimension": str(top["dimension"]),
+                "documents": str(len({row["document"] for row in rows})),
+                "value": significant(top["value"]),
+                "ratio": significant(None if ratio is None or ratio != ratio else ratio),
+            }
+        )
+    return lines
+
+
+def _tokens(rows: Sequence[Row]) -> str:
+    """The token, or how many there are and the commonest."""
+    counts: dict[str, int] = {}
+    for row in rows:
+        text = token_text(row["token"], None if row["token_id"] is None else row["token_id"])
+        counts[text] = counts.get(text, 0) + int(row.get("documents") or 1)
+    texts = sorted(counts, key=lambda t: -counts[t])
+    if len(texts) == 1:
+        return clipped_end(texts[0])
+    return clipped_end(f"{len(texts)}: {' '.join(texts)}")
+
+
+def clipped_end(text: str) -> str:
+    """The beginning of a token that is too long for its column."""
+    if cell_len(text) <= TOKEN_CELLS:
+        return text
+    return set_cell_size(text, TOKEN_CELLS - 1) + "…"

@@ -1,0 +1,134 @@
+"""The gate: what it is, how far it is closed, and what skipping its closed heads would cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from attnprobe.render import headline, numbers
+from attnprobe.render.blocks import histogram, strip
+from attnprobe.render.grid import Column
+from attnprobe.render.page import (
+    BLANK,
+    Page,
+    by_part,
+    figures,
+    footer,
+    headlines,
+    over_heads,
+    percents,
+)
+from attnprobe.render.parts import Part
+from attnprobe.result import SHARES, SKIP_ERRORS, SKIPS
+
+REST = 36
+RANGES = dict(zip(SHARES, ("<0.1", "0.1–0.3", "0.4–0.6", "0.7–0.9", ">0.9"), strict=True))
+
+
+def view(page: Page) -> Iterator[RenderableType]:
+    """The page from top to bottom; checkpoints without a gate are named and left out of tables."""
+    yield from headlines(page, headline.gate)
+    gated = Page([r for r in page.results if not r.gates.empty], page.width)
+    if not gated.results:
+        yield from footer(page, "gate")
+        return
+    width = gated.strip_width(REST)
+    yield from by_part(gated, lambda part, layers: _columns(part, layers, gated, width))
+    yield from _skipping(gated)
+    yield from footer(page, "gate", *_remarks())
+
+
+def _columns(part: Part, layers: list[int], page: Page, width: int) -> list[Column]:
+    def gates(column: str) -> dict[int, float | None]:
+        return part.figures(column, "gates")
+
+    def cells(column: str, title: str, order: int, percent: bool = False) -> Column:
+        values = [gates(column).get(layer) for layer in layers]
+        return Column(title, percents(values) if percent else numbers.column(values), order)
+
+    return [
+        figures(part, layers, "gate_mean", "mean"),
+        _histograms(part, layers, 10 if len(page.results) > 1 else 25),
+        cells("gate_first", "first", 2),
+        cells("gate_rest", "rest", 2),
+        over_heads(
+            part, layers, "mean", "heads", lambda v: strip(v, width, high=_top(part)), 3, "gates"
+        ),
+        cells("below_0.1", RANGES["below_0.1"], 4, percent=True),
+        cells("above_0.9", RANGES["above_0.9"], 5, percent=True),
+        cells("std", "std", 6),
+        cells("median", "median", 6),
+        *(cells(c, title, 7, percent=True) for c, title in RANGES.items() if c.startswith("from")),
+    ]
+
+
+def _top(part: Part) -> float:
+    """The value of a full block: 1 for a sigmoid, else the largest mean of a head."""
+    means = [abs(v) for heads in part.heads("mean", "gates").values() for _, v in heads if v]
+    return max([1.0, *means])
+
+
+def _histograms(part: Part, layers: Sequence[int], width: int) -> Column:
+    rows = part.rows("gates")
+    rows = rows[rows["head"].isna()]
+    found = {
+        int(layer): (counts, edges)
+        for layer, counts, edges in zip(
+            rows["layer"], rows["histogram"], rows["edges"], strict=True
+        )
+        if isinstance(counts, list) and isinstance(edges, list)
+    }
+    drawn = [histogram(found[n][0], width) if n in found else Text("") for n in layers]
+    cells = max((text.cell_len for text in drawn), default=0)
+    ends = {(edges[0], edges[-1]) for _, edges in found.values()}
+    title = "histogram"
+    if len(ends) == 1 and cells >= 8:
+        low, high = (f"{v:g}" for v in ends.pop())
+        title = f"{low}{'histogram' if cells >= 16 else '':^{cells - len(low) - len(high)}}{high}"
+    return Column(title, drawn, 1, left=True)
+
+
+def _skipping(page: Page) -> Iterator[RenderableType]:
+    """How many heads are closed so far that they need not be computed, and the error of that."""
+    shares = [v for r in page.results for c in SKIPS for v in r.gates[c].dropna()]
+    if not shares:
+        return
+    yield BLANK
+    if not any(shares):
+        yield Text("No head closes below 0.1 on any token: nothing could be skipped.")
+        return
+    yield Text(
+        "Heads that could be skipped: share of (token, head), and the error that makes", "bold"
+    )
+    for number, block in enumerate(by_part(page, _skip_columns)):
+        if number:  # the first is the empty line before the table
+            yield block
+
+
+def _skip_columns(part: Part, layers: list[int]) -> list[Column]:
+    columns = []
+    for order, (share, error) in enumerate(
+        zip(reversed(SKIPS), reversed(SKIP_ERRORS), strict=True)
+    ):
+        threshold = float(share.removeprefix("skippable_"))
+        for column, title, shown in (
+            (share, f"below {threshold:g}", percents),
+            (error, f"error {threshold:g}", _errors),
+        ):
+            values = part.figures(column, "gates")
+            columns.append(Column(title, shown([values.get(n) for n in layers]), order))
+    return columns
+
+
+def _errors(values: Sequence[float | None]) -> list[str]:
+    return [numbers.significant(v, 2) for v in values]
+
+
+def _remarks() -> Iterator[str]:
+    yield (
+        "The gate is the value that multiplies, after its activation. first, rest: its mean on "
+        "the first token of a document and on the others. error: norm of what skipping leaves "
+        "out of the layer's output, relative to the output."
+    )

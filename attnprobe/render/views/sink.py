@@ -1,0 +1,105 @@
+"""How much attention the first token gets, in which heads, and where else sinks are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import RenderableType
+
+from attnprobe.render import headline
+from attnprobe.render.blocks import strip
+from attnprobe.render.grid import Column
+from attnprobe.render.numbers import significant, times
+from attnprobe.render.page import (
+    Page,
+    by_part,
+    extreme_head,
+    figures,
+    footer,
+    headlines,
+    mean,
+    over_heads,
+    percents,
+    strip_note,
+)
+from attnprobe.render.parts import Part
+from attnprobe.render.places import massive, sinks
+
+REST = 30  # cells that a checkpoint's other columns take beside the strip
+
+
+def view(page: Page) -> Iterator[RenderableType]:
+    """The page from top to bottom."""
+    yield from headlines(page, headline.sink)
+    width = page.strip_width(REST)
+    yield from by_part(page, lambda part, layers: _columns(part, layers, width))
+    yield from sinks(page)
+    yield from massive(page)
+    yield from footer(page, "sink", *_remarks(page, width))
+
+
+def floor_columns(part: Part, layers: list[int], order: int = 0) -> list[Column]:
+    """F-Attr, never without its floor."""
+    return [
+        figures(part, layers, "f_attr", "F-Attr", order),
+        figures(part, layers, "f_attr_uniform", "floor", order),
+    ]
+
+
+def share_columns(part: Part, layers: list[int], width: int) -> list[Column]:
+    """F-Attr, its floor, and F-Attr over heads: what every view of sinks begins with."""
+    above = headline.epsilon(part.result)
+    return [
+        *floor_columns(part, layers),
+        over_heads(
+            part, layers, "f_attr", "heads", lambda v: strip(v, width, loud=lambda x: x > above)
+        ),
+        extreme_head(part, layers, "f_attr", "worst head"),
+    ]
+
+
+def _columns(part: Part, layers: list[int], width: int) -> list[Column]:
+    share, floor, heads, worst = share_columns(part, layers, width)
+    return [
+        share,
+        floor,
+        _ratio(part, layers),
+        heads,
+        worst,
+        figures(part, layers, "sink_rate", "sinks", 4, percents),
+        figures(part, layers, "first4", "first 4", 6),
+        figures(part, layers, "value_drain", "drain", 5, _two),
+        *_null_mass(part, layers),
+    ]
+
+
+def _ratio(part: Part, layers: list[int]) -> Column:
+    share, floor = part.figures("f_attr"), part.figures("f_attr_uniform")
+    foot = times(mean(part, "f_attr"), mean(part, "f_attr_uniform"))
+    return Column(
+        "× floor",
+        [times(share[n], floor.get(n)) if n in share else "" for n in layers],
+        3,
+        foot=foot if mean(part, "f_attr") is not None else "",
+    )
+
+
+def _null_mass(part: Part, layers: list[int]) -> list[Column]:
+    """Only where rows really stay below 1, as behind a learned sink logit."""
+    if not any(value and value > 1e-4 for value in part.figures("null_mass").values()):
+        return []
+    return [figures(part, layers, "null_mass", "to none", 3)]
+
+
+def _two(values: Sequence[float | None]) -> list[str]:
+    return [significant(v, 2) for v in values]
+
+
+def _remarks(page: Page, width: int) -> Iterator[str]:
+    above = headline.epsilon(page.results[0])
+    yield (
+        "F-Attr: mean share of attention on the first token; floor: what length and mask alone "
+        f"would give it. heads: {strip_note(page, width)}, ▁ 0 to █ 1. sinks: heads and documents "
+        f"in which the first token gets more than {above:g}. drain: how large the first token's "
+        "value is beside the others', 1 as large, 0 drained."
+    )
