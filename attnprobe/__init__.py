@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from attnprobe.models.checkpoint import load_checkpoint
     from attnprobe.monitor import Monitor
     from attnprobe.result import Result, load_results, save_results
-    from attnprobe.scan import scan
+    from attnprobe.scanning import scan
 
 _LAZY = {
-    "scan": "attnprobe.scan",
+    "scan": "attnprobe.scanning",
     "Monitor": "attnprobe.monitor",
     "Result": "attnprobe.result",
     "load_results": "attnprobe.result",
@@ -54,5 +54,5 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'attnprobe' has no attribute {name!r}")
     value = getattr(import_module(_LAZY[name]), name)
-    globals()[name] = value  # also where a submodule of the same name was bound by its import
+    globals()[name] = value
     return value

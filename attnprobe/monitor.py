@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from attnprobe.errors import InputError
 from attnprobe.files import write_text
-from attnprobe.scan import scan
+from attnprobe.scanning import scan
 
 FIGURES = ("f_attr", "entropy", "gate_mean")
 

@@ -86,7 +86,7 @@ def _measured(
     tick: Tick,
 ) -> Result:
     from attnprobe import inputs, subject
-    from attnprobe.scan import scan
+    from attnprobe.scanning import scan
 
     target = subject.load(
         address,
@@ -147,9 +147,9 @@ def _counted(heads: Sequence[int] | None, there: int) -> list[int] | None:
 
 
 def _only(results: Sequence[Result], layers: Sequence[int] | None) -> int | None:
-    """The layer to show in depth, if just one was asked for."""
-    measured = results[0].run.get("layers") or []
-    return measured[0] if layers is not None and len(measured) == 1 else None
+    """The layer to show in depth, if just one was asked for: the last of those measured."""
+    is_single = layers is not None and all(len(r.run["layers"]) == 1 for r in results)
+    return -1 if is_single else None  # -1 asked for is another number in a deeper model
 
 
 class _Outcome:
