@@ -106,13 +106,13 @@ class Documents:
         Queries and keys of one document carry the same id in the same row, also in cross
         attention, where they are different tokens.
         """
-        table = self.leading
+        nowhere = self.leading.new_full((1, LEADING), -1)
+        table = torch.cat([self.leading, nowhere])
         if queries is not self:
             ours = {tuple(name): d for d, name in enumerate(self.names.tolist())}
             match = [ours.get(tuple(name), -1) for name in queries.names.tolist()]
-            table = torch.cat([table, torch.full_like(table[:1], -1)])[match]
-        leading = table[queries.index]  # (B, Tq, 4); -1 at padding picks the last, undone below
-        return leading.masked_fill(~queries.valid[..., None], -1)
+            table = torch.cat([table[match], nowhere])
+        return table[queries.index]  # (B, Tq, 4); -1 at padding picks the last row, `nowhere`
 
     def select(self, rows: slice) -> Documents:
         """The documents of some rows of the batch."""

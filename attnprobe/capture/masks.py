@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-HIDDEN = -1e9  # an additive mask at or below this hides the key: user code writes -1e9 for -inf
+# An additive mask at or below this hides the key. User code writes -1e9 for -inf, which is less in
+# half precision, or with a bias on top.
+HIDDEN = -1e8
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,13 @@
+"""One thread and fixed draws: the same numbers on every machine, and no fight over cores."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)

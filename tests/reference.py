@@ -1,0 +1,380 @@
+"""Every definition once more, dense and in float64, written from the definitions alone.
+
+Nothing here imports attnprobe. Shapes: q (B, H, Tq, d), k (B, K, Tk, d), v (B, K, Tk, d_v); a
+document is `(row, columns)`, its tokens in order; ids are (B, T), negative at padding.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+EPS32 = float(np.finfo(np.float32).eps)
+
+
+# documents
+
+
+def documents(ids: Tensor) -> list[tuple[int, list[int]]]:
+    """Row and columns of every document of (B, T) ids, row by row, by id; padding left out."""
+    found = []
+    for row, line in enumerate(ids.tolist()):
+        for name in sorted({i for i in line if i >= 0}):
+            found.append((row, [t for t, i in enumerate(line) if i == name]))
+    return found
+
+
+def first_columns(query_ids: Tensor, key_ids: Tensor, count: int) -> list[list[list[int]]]:
+    """[row][query] the columns of the first `count` keys of the query's own document."""
+    table = []
+    for row, line in enumerate(query_ids.tolist()):
+        leading: dict[int, list[int]] = {}
+        for c, name in enumerate(key_ids[row].tolist()):
+            if len(leading.setdefault(name, [])) < count:
+                leading[name].append(c)
+        table.append([leading.get(i, []) if i >= 0 else [] for i in line])
+    return table
+
+
+# attention
+
+
+@dataclass
+class Dense:
+    """One attention call with its whole matrix."""
+
+    weights: Tensor  # (B, H, Tq, Tk) A
+    logits: Tensor  # (B, H, Tq, Tk) s, -inf where hidden
+    visible: Tensor  # (B, H, Tq, Tk)
+    output: Tensor  # (B, H, Tq, d_v)
+    null: Tensor  # (B, H, Tq)
+
+
+def repeated(x: Tensor, heads: int) -> Tensor:
+    """(B, K, T, d) as (B, H, T, d), every head with the keys of its group."""
+    return torch.stack([x[:, h // (heads // x.shape[1])] for h in range(heads)], 1)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    visible: Tensor | None = None,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Dense:
+    """Softmax attention; visible and bias broadcast to (B, H, Tq, Tk), sinks to (B, H, Tq)."""
+    heads = q.shape[1]
+    q, k, v = q.double(), repeated(k.double(), heads), repeated(v.double(), heads)
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    s = torch.einsum("bhqd,bhkd->bhqk", q, k) * scale
+    if softcap is not None:
+        s = softcap * torch.tanh(s / softcap)
+    if bias is not None:
+        s = s + bias.double()
+    shown = torch.ones(s.shape, dtype=torch.bool)
+    if visible is not None:
+        shown = shown & visible
+    s = torch.where(shown, s, torch.tensor(-math.inf, dtype=torch.double))
+    top = s.amax(-1, keepdim=True)
+    if sinks is not None:
+        sinks = sinks.double().expand(s.shape[:3])[..., None]
+        top = torch.maximum(top, sinks)
+    top = torch.where(top.isinf(), torch.zeros_like(top), top)
+    e = torch.exp(s - top)
+    total = e.sum(-1, keepdim=True)
+    extra = torch.zeros_like(total) if sinks is None else torch.exp(sinks - top)
+    denominator = total + extra
+    safe = torch.where(denominator > 0, denominator, torch.ones_like(denominator))
+    a = e / safe
+    null = (extra / safe)[..., 0] * shown.any(-1)
+    a = a * shown.any(-1, keepdim=True)
+    return Dense(a, s, shown, a @ v, null)
+
+
+def row_entropy(weights: Tensor) -> Tensor:
+    """(…, Tk) weights, renormalised, to (…,) nats; 0 · ln 0 is 0 and an empty row has 0."""
+    total = weights.sum(-1, keepdim=True)
+    p = weights / torch.where(total > 0, total, torch.ones_like(total))
+    return -(p * torch.where(p > 0, p, torch.ones_like(p)).log()).sum(-1)
+
+
+def without(logits: Tensor, columns: list[list[list[int]]]) -> Tensor:
+    """The softmax (B, H, Tq, Tk) of rows with the first of `columns` left out."""
+    s = logits.clone()
+    for row, queries in enumerate(columns):
+        for i, leading in enumerate(queries):
+            if leading:
+                s[row, :, i, leading[0]] = -math.inf
+    top = s.amax(-1, keepdim=True)
+    return torch.exp(s - torch.where(top.isinf(), torch.zeros_like(top), top))
+
+
+@dataclass
+class Stats:
+    """Everything per query and per key, dense; h is always H here."""
+
+    valid: Tensor  # (B, H, Tq)
+    visible: Tensor  # (B, H, Tq)
+    sees_first: Tensor
+    first: Tensor
+    first4: Tensor
+    null: Tensor
+    lse: Tensor
+    entropy: Tensor
+    entropy_nosink: Tensor
+    sees_other: Tensor
+    mass: Tensor  # (B, H, Tk)
+    seen: Tensor  # (B, H, Tk)
+    max_logit: Tensor  # (B, H)
+
+
+def stats(call: Dense, query_ids: Tensor, key_ids: Tensor) -> Stats:
+    """What the definitions say of one call."""
+    a, shown = call.weights, call.visible
+    n_batch, n_heads, n_queries, _ = a.shape
+    is_token = (query_ids >= 0)[:, None]
+    visible = shown.sum(-1)
+    valid = is_token & (visible > 0)
+    leading = first_columns(query_ids, key_ids, 4)
+    first, first4 = (torch.zeros(n_batch, n_heads, n_queries, dtype=torch.double) for _ in "12")
+    sees_first = torch.zeros(n_batch, n_heads, n_queries, dtype=torch.bool)
+    for b in range(n_batch):
+        for i in range(n_queries):
+            columns = leading[b][i]
+            if columns:
+                first[b, :, i] = a[b, :, i, columns[0]]
+                first4[b, :, i] = a[b, :, i, columns].sum(-1)
+                sees_first[b, :, i] = shown[b, :, i, columns[0]]
+    counted = shown & valid[..., None]
+    s = torch.where(counted, call.logits, torch.full_like(call.logits, -math.inf))
+    others = visible - sees_first.long() > 0
+    return Stats(
+        valid=valid,
+        visible=visible * is_token,
+        sees_first=sees_first & valid,
+        first=first * valid,
+        first4=first4 * valid,
+        null=call.null * valid,
+        lse=torch.where(valid, torch.logsumexp(call.logits, -1), torch.zeros_like(first)),
+        entropy=row_entropy(a) * valid,
+        entropy_nosink=row_entropy(without(call.logits, leading)),
+        sees_other=valid & others,
+        mass=(a * valid[..., None]).sum(-2),
+        seen=counted.sum(-2),
+        max_logit=s.flatten(2).amax(-1),
+    )
+
+
+# sink
+
+
+def mean(values: list[float] | Tensor) -> float:
+    """The mean, NaN of nothing."""
+    values = torch.as_tensor(values, dtype=torch.double)
+    return float(values.mean()) if values.numel() else math.nan
+
+
+def sink_figures(call: Dense, query_ids: Tensor, key_ids: Tensor) -> list[list[dict[str, float]]]:
+    """[document][head] the sink figures of one document, with how many queries they average."""
+    own = stats(call, query_ids, key_ids)
+    rows = []
+    for row, columns in documents(query_ids):
+        heads = []
+        for h in range(call.weights.shape[1]):
+            valid = [i for i in columns if own.valid[row, h, i]]
+            seeing = [i for i in valid if own.sees_first[row, h, i]]
+            floor = [float(own.sees_first[row, h, i]) / int(own.visible[row, h, i]) for i in valid]
+            heads.append(
+                {
+                    "queries": len(valid),
+                    "seeing": len(seeing),
+                    "f_attr": mean(own.first[row, h, valid]),
+                    "f_attr_uniform": mean(floor),
+                    "alpha_first": mean(own.first[row, h, seeing]),
+                    "alpha_uniform": mean([1 / int(own.visible[row, h, i]) for i in seeing]),
+                    "first4": mean(own.first4[row, h, valid]),
+                    "null_mass": mean(own.null[row, h, valid]),
+                }
+            )
+        rows.append(heads)
+    return rows
+
+
+def pooled(rows: list[dict[str, float]], column: str, weight: str) -> float:
+    """The mean over queries from means over documents."""
+    rows = [r for r in rows if r[weight] > 0]
+    count = sum(r[weight] for r in rows)
+    return sum(r[column] * r[weight] for r in rows) / count if count else math.nan
+
+
+def alpha(call: Dense, query_ids: Tensor, key_ids: Tensor) -> Tensor:
+    """(B, H, Tk) mean attention over the valid queries that see the key, NaN where none does."""
+    own = stats(call, query_ids, key_ids)
+    return own.mass / own.seen
+
+
+def sinks(
+    call: Dense, query_ids: Tensor, key_ids: Tensor, epsilon: float
+) -> list[tuple[int, int, int, float]]:
+    """(document, head, position, alpha) of every key above epsilon seen by at least 16 queries."""
+    own, share = stats(call, query_ids, key_ids), alpha(call, query_ids, key_ids)
+    found = []
+    for d, (row, columns) in enumerate(documents(key_ids)):
+        for position, c in enumerate(columns):
+            for h in range(call.weights.shape[1]):
+                if own.seen[row, h, c] >= 16 and share[row, h, c] > epsilon:
+                    found.append((d, h, position, float(share[row, h, c])))
+    return found
+
+
+def value_drain(v: Tensor, w_o: Tensor, key_ids: Tensor, heads: int) -> list[list[float]]:
+    """[document][head] ‖v[first]·W_Oʰ‖ over the median of ‖v[t]·W_Oʰ‖; w_o is (d_model, H·d_v)."""
+    v = repeated(v.double(), heads)
+    width = v.shape[-1]
+    rows = []
+    for row, columns in documents(key_ids):
+        line = []
+        for h in range(heads):
+            w = w_o.double()[:, h * width : (h + 1) * width]
+            norms = np.linalg.norm((v[row, h, columns] @ w.T).numpy(), axis=-1)
+            line.append(float(norms[0] / np.median(norms)))
+        rows.append(line)
+    return rows
+
+
+# entropy
+
+
+def entropy_figures(call: Dense, query_ids: Tensor, key_ids: Tensor) -> list[list[dict]]:
+    """[document][head] the entropies of every query and the means over them."""
+    own = stats(call, query_ids, key_ids)
+    rows = []
+    for row, columns in documents(query_ids):
+        heads = []
+        for h in range(call.weights.shape[1]):
+            valid = [i for i in columns if own.valid[row, h, i]]
+            several = [i for i in valid if own.visible[row, h, i] >= 2]
+            other = [i for i in valid if own.sees_other[row, h, i]]
+            norm = [
+                float(own.entropy[row, h, i]) / math.log(int(own.visible[row, h, i]))
+                for i in several
+            ]
+            heads.append(
+                {
+                    "queries": len(valid),
+                    "several": len(several),
+                    "other": len(other),
+                    "all": own.entropy[row, h, valid].tolist(),
+                    "entropy": mean(own.entropy[row, h, valid]),
+                    "entropy_norm": mean(norm),
+                    "entropy_nosink": mean(own.entropy_nosink[row, h, other]),
+                }
+            )
+        rows.append(heads)
+    return rows
+
+
+# rank
+
+
+def ranks(matrix: np.ndarray, bound: int) -> dict[str, float | None]:
+    """Every rank figure of stacked tokens × d_model, from numpy's SVD."""
+    m = np.asarray(matrix, dtype=np.float64)
+    sigma = np.linalg.svd(m, compute_uv=False)
+    square = float((sigma**2).sum())
+    row = m.mean(0)
+    share = len(m) * float(row @ row) / square if square > 0 else None
+    centered = None
+    if share is not None:
+        rest = np.linalg.svd(m - row, compute_uv=False)
+        centered = None if float((rest**2).sum()) / square < 1e-12 else _erank(rest)
+    erank = _erank(sigma) if square > 0 else None
+    return {
+        "erank": erank,
+        "erank_centered": centered,
+        "stable_rank": square / float(sigma[0] ** 2) if square > 0 else None,
+        "participation": square**2 / float((sigma**4).sum()) if square > 0 else None,
+        "num_rank": int((sigma > sigma[0] * min(m.shape) * EPS32).sum()),
+        "mean_share": share,
+        "rank_bound": min(len(m), bound),
+        "utilisation": None if erank is None else erank / min(len(m), bound),
+        "sigma": sigma,
+    }
+
+
+def _erank(sigma: np.ndarray) -> float:
+    p = sigma / sigma.sum()
+    p = p[p > 0]
+    return float(np.exp(-(p * np.log(p)).sum()))
+
+
+# the gate
+
+
+def gate_figures(values: Tensor) -> dict[str, float]:
+    """Figures of (N, …) gate values over valid tokens."""
+    g = values.double().flatten().numpy()
+    return {
+        "mean": float(g.mean()),
+        "std": float(g.std()),
+        "median": float(np.median(g)),
+        "below_0.1": float((g < 0.1).mean()),
+        "from_0.1_to_0.3": float(((g >= 0.1) & (g < 0.3)).mean()),
+        "from_0.4_to_0.6": float(((g >= 0.4) & (g < 0.6)).mean()),
+        "from_0.7_to_0.9": float(((g >= 0.7) & (g < 0.9)).mean()),
+        "above_0.9": float((g > 0.9).mean()),
+    }
+
+
+def skipping(
+    gate: Tensor, consumed: Tensor, w_o: Tensor, threshold: float
+) -> tuple[list[float], list[float], float, float]:
+    """What skipping closed heads saves and costs.
+
+    Args:
+        gate: (N, H, d) over valid tokens. consumed: (N, H, d_v), already gated.
+
+    Returns:
+        share of tokens and error by head, then both for the layer.
+    """
+    closed = gate.double().abs().amax(-1) < threshold  # (N, H)
+    heads, width = consumed.shape[1:]
+    parts = [
+        consumed[:, h].double() @ w_o.double()[:, h * width : (h + 1) * width].T
+        for h in range(heads)
+    ]
+    skipped = [p * closed[:, h, None] for h, p in enumerate(parts)]
+    errors = [float(s.norm() / p.norm()) for s, p in zip(skipped, parts, strict=True)]
+    layer = float(sum(skipped).norm() / sum(parts).norm())
+    return closed.double().mean(0).tolist(), errors, float(closed.double().mean()), layer
+
+
+# around them
+
+
+def massive(hidden: Tensor, ids: Tensor) -> list[tuple[int, int, int, float]]:
+    """(document, position, dimension, value) of massive activations in (B, T, d_model)."""
+    found = []
+    for d, (row, columns) in enumerate(documents(ids)):
+        own = hidden[row, columns].double().numpy()
+        middle = np.median(np.abs(own))
+        for t, c in np.argwhere((np.abs(own) > 100) & (np.abs(own) >= 1000 * middle)):
+            found.append((d, int(t), int(c), float(own[t, c])))
+    return found
+
+
+def next_token_nll(logits: Tensor, tokens: Tensor, ids: Tensor) -> list[list[float]]:
+    """[document] the -ln p of every token after the first of its document."""
+    logp = logits.double() - torch.logsumexp(logits.double(), -1, keepdim=True)
+    return [
+        [-float(logp[row, a, tokens[row, b]]) for a, b in itertools.pairwise(columns)]
+        for row, columns in documents(ids)
+    ]
