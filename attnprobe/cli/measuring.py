@@ -107,6 +107,7 @@ def _measured(
         batch_size=options.batch_size,
         pre_gate=options.pre_gate,
         epsilon=options.epsilon,
+        max_logit=options.max_logit,
         token_text=None if target.vocabulary is None else target.vocabulary.token,
         progress=tick,
         **shown.kwargs,

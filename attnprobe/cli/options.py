@@ -15,7 +15,7 @@ import typer
 from attnprobe.cli.reporting import reporting
 from attnprobe.errors import InputError
 
-Format = Literal["table", "json", "csv", "md", "latex"]
+Format = Literal["table", "json", "jsonl", "csv", "md", "latex"]
 PlotFormat = Literal["png", "svg", "pdf"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Table = Literal[
@@ -91,6 +91,13 @@ class Measuring(Common):
     pre_gate: Annotated[
         bool,
         _option("--pre-gate", panel=WHAT, help="Ranks before a gate at G1 instead of behind it."),
+    ] = False
+
+    max_logit: Annotated[
+        bool,
+        _option(
+            "--max-logit", panel=WHAT, help="The largest logit too, which takes the slower engine."
+        ),
     ] = False
 
     text: Annotated[
@@ -197,8 +204,8 @@ class Measuring(Common):
             *("--output", "-o"),
             panel=OUTPUT,
             metavar="FILE",
-            help="Write a file too, its suffix chooses the format: .json, .csv, .md, .tex, "
-            ".parquet; may be repeated.",
+            help="Write a file too, its suffix chooses the format: .json, .jsonl, .csv, .md, "
+            ".tex, .parquet; may be repeated.",
         ),
     ] = None
     table: Annotated[
@@ -208,9 +215,9 @@ class Measuring(Common):
             panel=OUTPUT,
             metavar="TABLE",
             show_default=False,
-            help="Which table csv, md, latex and parquet hold: model, layers, heads, samples, "
-            "sinks, positions, gates, spectra, massive or not_measured. Default: layers, "
-            "of attnprobe gate: gates.",
+            help="The one table that csv and the like hold (json holds all): model, layers, "
+            "heads, samples, sinks, positions, gates, spectra, massive or not_measured. "
+            "Default: layers; for attnprobe gate, gates.",
         ),
     ] = None
     plots: Annotated[

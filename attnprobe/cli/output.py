@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from attnprobe.result import Result
 
-SUFFIXES = (".json", ".csv", ".md", ".tex", ".parquet")
+SUFFIXES = (".json", ".jsonl", ".csv", ".md", ".tex", ".latex", ".parquet")
 PIPE_WIDTH = 80
 
 
@@ -53,12 +53,12 @@ class Outputs:
         plots = None if options.plots is None else options.plots.expanduser()
         if plots is not None:
             _check_folder(plots)
-        holds_table = options.format in ("csv", "md", "latex") or any(
+        holds_table = options.format not in ("table", "json") or any(
             path.suffix.lower() != ".json" for path in files
         )
         if options.table is not None and not holds_table:
             raise InputError(
-                "--table chooses what csv, md, latex and parquet hold: "
+                "--table chooses what a csv, md, latex or parquet holds: "
                 "add --format csv, or an --output with such a suffix"
             )
         return cls(

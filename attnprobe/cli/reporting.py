@@ -25,8 +25,9 @@ def gravest(*codes: int) -> int:
 
 def say(kind: str, message: str) -> None:
     """One line on stderr: `attnprobe: error: …`."""
+    line = "".join(c if c.isprintable() else "?" for c in " ".join(message.split()))
     with suppress(OSError, ValueError):  # nobody may be listening any more
-        print(f"attnprobe: {kind}: {' '.join(message.split())}", file=sys.stderr, flush=True)
+        print(f"attnprobe: {kind}: {line}", file=sys.stderr, flush=True)
 
 
 def fault(error: BaseException) -> str:

@@ -88,7 +88,10 @@ class Training(Common):
         int | None, _number("--kv-heads", SHAPE, "Key and value heads. Default: as --heads.")
     ] = None
     ff: Annotated[
-        int | None, _number("--ff", SHAPE, "Width of the feed-forward. Default: 4 × --width.")
+        int | None,
+        _number(
+            "--ff", SHAPE, "Width of the feed-forward. Default: 4 × --width, 8/3 of it for swiglu."
+        ),
     ] = None
     feed_forward: Annotated[
         space.FeedForward, _option("--feed-forward", SHAPE, "Its activation.")

@@ -1,0 +1,116 @@
+"""Writes docs/cli.md from what `--help` is made of. Run it after a change to the command line:
+
+python docs/make_cli.py
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import typer
+
+from attnprobe.cli import VERBS, app
+
+PAGE = Path(__file__).with_name("cli.md")
+INTRODUCTION = """\
+# The command line
+
+This page is made from the help texts by `python docs/make_cli.py`; `attnprobe VERB --help` says the
+same.
+
+```
+attnprobe VERB [CKPT…] [options]
+```
+
+- **stdout** carries the result and nothing else; progress bars, notes and errors go to stderr, and
+  bars only to a terminal.
+- **Ranges** include both ends: `--layer 0-3,-1` is layers 0, 1, 2, 3 and the last.
+- **Without a checkpoint** the packaged pair is measured, one model without and one with a gate.
+- **Without an input option** a checkpoint is measured on what it was trained on: draws from its own
+  task, or the last tenth of the packaged text; one without a tokenizer on random tokens.
+- `NO_COLOR` and `COLUMNS` are honoured; a table in a pipe or a file is 80 columns wide.
+
+| exit code | meaning |
+|---|---|
+| 0 | fine, also when the reader of the pipe went away |
+| 2 | wrong usage, an unreadable checkpoint, any other error; one line on stderr says which |
+| 3 | nothing could be measured |
+| 130 | interrupted |
+
+The gravest wins: of several checkpoints a bad one is reported, the others are measured all the
+same, and the exit code is 2. Files are written whole or not at all, and whether they can be written
+is found out before anything is measured.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    everything = commands["scan"].params  # the other measuring verbs leave some out
+    parts = [INTRODUCTION, "## Measuring\n"]
+    for verb in VERBS["Measure"]:
+        command = commands[verb.__name__]
+        own = {param.name for param in command.params}
+        missing = [f"`{param.opts[0]}`" for param in everything if param.name not in own]
+        parts.append(_heading(command))
+        parts.append(
+            f"Takes the options below but {', '.join(missing)}.\n"
+            if missing
+            else "Takes all the options below.\n"
+        )
+    parts += ["### Options of the measuring verbs\n", *_options(everything, VERBS["Measure"][0])]
+    parts.append("## Checkpoints\n")
+    for verb in VERBS["Checkpoints"]:
+        command = commands[verb.__name__]
+        parts += [_heading(command), *_options(command.params, verb)]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _heading(command: Any) -> str:
+    prose, _, examples = command.help.partition("\b\nExamples:\n")
+    return (
+        f"### attnprobe {command.name}\n\n{prose.strip()}\n\n"
+        f"```\n{inspect.cleandoc(examples)}\n```\n"
+    )
+
+
+def _options(params: Iterable[Any], verb: Callable[..., None]) -> list[str]:
+    """A table for every panel of the help."""
+    panels: dict[str, list[str]] = {}
+    choices = _choices(verb)
+    for param in params:
+        if param.name == "help":
+            continue
+        if param.param_type_name == "argument":
+            names, panel = f"`{param.metavar}`", "Arguments"
+        else:
+            names = ", ".join(f"`{o}`" for o in (*param.opts, *param.secondary_opts))
+            panel = param.rich_help_panel
+            values = param.metavar or "\\|".join(choices.get(param.name, ()))
+            names += f" {values}" if values else ""
+        panels.setdefault(panel, []).append(f"| {names} | {param.help}{_default(param)} |")
+    return [
+        "\n".join([f"| {panel} | |", "|---|---|", *rows]) + "\n" for panel, rows in panels.items()
+    ]
+
+
+def _choices(verb: Callable[..., None]) -> dict[str, tuple[str, ...]]:
+    """Of the options that take one of a few words."""
+    found = {}
+    for name, annotated in verb.__annotations__.items():
+        hint = get_args(annotated)[0] if get_origin(annotated) is Annotated else annotated
+        if get_origin(hint) is Literal:
+            found[name] = get_args(hint)
+    return found
+
+
+def _default(param: Any) -> str:
+    is_plain = isinstance(param.default, (str, int, float)) and not isinstance(param.default, bool)
+    return f" [default: {param.default}]" if is_plain and param.show_default else ""
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
