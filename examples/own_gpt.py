@@ -1,6 +1,6 @@
 """Probe a GPT that knows nothing of attnprobe: sixty lines of ordinary torch, one call.
 
-    python examples/own_gpt.py
+python examples/own_gpt.py
 """
 
 from __future__ import annotations
