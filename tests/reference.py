@@ -378,3 +378,266 @@ def next_token_nll(logits: Tensor, tokens: Tensor, ids: Tensor) -> list[list[flo
         [-float(logp[row, a, tokens[row, b]]) for a, b in itertools.pairwise(columns)]
         for row, columns in documents(ids)
     ]
+
+
+# a decoder of this project from its weights, by hand
+
+
+@dataclass
+class Layer:
+    """One attention layer of a forward pass, all in float64."""
+
+    dense: Dense
+    value: Tensor  # (B, K, T, d_v) as attention was given it
+    gate: Tensor | None  # after its activation, as the gate module shapes it
+    consumed: Tensor  # (B, T, H, d_v) what W_O is given
+    w_o: Tensor  # (d_model, H·d_v)
+    added: Tensor  # (B, T, d_model) what the layer adds, W_O's bias left out
+    block: Tensor  # (B, T, d_model) the residual stream behind the block
+
+
+GATE_ACTIVATIONS = {
+    "sigmoid": lambda x: 1 / (1 + torch.exp(-x)),
+    "silu": lambda x: x / (1 + torch.exp(-x)),
+    "relu": lambda x: torch.where(x > 0, x, torch.zeros_like(x)),
+    "gelu": lambda x: x * 0.5 * (1 + torch.erf(x / math.sqrt(2))),
+    "identity": lambda x: x,
+    "half-sigmoid": lambda x: 0.5 + 0.5 / (1 + torch.exp(-x)),
+}
+
+
+def real_positions(ids: Tensor) -> Tensor:
+    """(B, T) tokens since the document's first; padding holds 0."""
+    position = torch.zeros_like(ids)
+    for row, columns in documents(ids):
+        for n, c in enumerate(columns):
+            position[row, c] = n
+    return position
+
+
+def decoder(
+    state: dict[str, Tensor], config: dict, tokens: Tensor, ids: Tensor
+) -> tuple[list[Layer], Tensor]:
+    """Every layer and the logits (B, T, V) of a decoder with those weights on those documents."""
+    w = {name: tensor.double() for name, tensor in state.items()}
+    n_batch, n = tokens.shape
+    position = real_positions(ids)
+    i, j = torch.arange(n)[:, None], torch.arange(n)[None]
+    visible = (j <= i) & (ids[:, :, None] == ids[:, None, :])
+    if config["window"]:
+        visible = visible & (i - j < config["window"])
+    visible = visible[:, None]
+    x = w["embedding.tokens.weight"][tokens]
+    width = config["d_model"]
+    if config["positions"] == "learned":
+        x = x + w["embedding.positions.weight"][position]
+    if config["positions"] == "sinusoidal":
+        angle = position[..., None] / 10000 ** (torch.arange(0, width, 2).double() / width)
+        code = torch.zeros(n_batch, n, width, dtype=torch.double)
+        code[..., 0::2], code[..., 1::2] = angle.sin(), angle.cos()
+        x = x * math.sqrt(width) + code
+    layers = []
+    for number in range(config["n_layers"]):
+        part = {
+            name.removeprefix(f"layers.{number}."): value
+            for name, value in w.items()
+            if name.startswith(f"layers.{number}.")
+        }
+        layer, x = _block(part, config, x, position, visible)
+        layers.append(layer)
+    if config["norm"] == "pre":
+        x = _norm(x, w, "norm")
+    out = w[
+        "embedding.tokens.weight" if config["tie_embeddings"] else "embedding.unembedding.weight"
+    ]
+    return layers, x @ out.T
+
+
+def _norm(x: Tensor, w: dict[str, Tensor], name: str) -> Tensor:
+    center = x.mean(-1, keepdim=True)
+    spread = ((x - center) ** 2).mean(-1, keepdim=True)
+    return (x - center) / torch.sqrt(spread + 1e-5) * w[f"{name}.weight"] + w.get(f"{name}.bias", 0)
+
+
+def _linear(x: Tensor, w: dict[str, Tensor], name: str) -> Tensor:
+    return x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0)
+
+
+def _block(
+    w: dict[str, Tensor], config: dict, x: Tensor, position: Tensor, visible: Tensor
+) -> tuple[Layer, Tensor]:
+    pre = config["norm"] == "pre"
+    h = _norm(x, w, "attention_norm") if pre else x
+    part = {k.removeprefix("attention."): v for k, v in w.items() if k.startswith("attention.")}
+    layer = _attention(part, config, h, position, visible)
+    x = x + layer.added + w.get("attention.output.bias", 0) * _after(layer, config)
+    x = x if pre else _norm(x, w, "attention_norm")
+    h = _norm(x, w, "feed_forward_norm") if pre else x
+    up = _linear(h, w, "feed_forward.up")
+    if config["activation"] == "swiglu":
+        gate = _linear(h, w, "feed_forward.swish")
+        up = up * gate / (1 + torch.exp(-gate))
+    else:
+        up = GATE_ACTIVATIONS[config["activation"]](up)
+    x = x + _linear(up, w, "feed_forward.down")
+    layer.block = x if pre else _norm(x, w, "feed_forward_norm")
+    return layer, layer.block
+
+
+def _after(layer: Layer, config: dict) -> Tensor | float:
+    """What W_O's bias is multiplied by: a gate behind W_O takes it too."""
+    gate = config["gate"]
+    behind = gate["position"] == "G5" and gate["mode"] == "multiplicative"
+    return layer.gate if behind else 1.0
+
+
+def _attention(
+    w: dict[str, Tensor], config: dict, x: Tensor, position: Tensor, visible: Tensor
+) -> Layer:
+    n_heads, n_groups, width = config["n_heads"], config["n_kv_heads"], config["head_dim"]
+    n_batch, n, _ = x.shape
+    q = _linear(x, w, "query").view(n_batch, n, n_heads, width)
+    k = _linear(x, w, "key").view(n_batch, n, n_groups, width)
+    v = _linear(x, w, "value").view(n_batch, n, n_groups, width)
+    place, g = config["gate"]["position"], None
+    if place != "none":
+        g = _gate(w, config, x, {"G2": n_groups, "G3": n_groups, "G5": 1}.get(place, n_heads))
+    multiply = config["gate"]["mode"] == "multiplicative"
+
+    def gated(name: str, value: Tensor) -> Tensor:
+        if name != place:
+            return value
+        return value * g if multiply else value + g
+
+    q, k, v = gated("G4", q), gated("G3", k), gated("G2", v)
+    if config["positions"] == "rotary":
+        q, k = _rotate(q, position), _rotate(k, position)
+    v = v.transpose(1, 2)
+    dense = attend(q.transpose(1, 2), k.transpose(1, 2), v, visible)
+    consumed = gated("G1", dense.output.transpose(1, 2))
+    added = gated("G5", consumed.reshape(n_batch, n, -1) @ w["output.weight"].T)
+    return Layer(dense, v, g, consumed, w["output.weight"], added, added)
+
+
+def _rotate(x: Tensor, position: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    angle = position[..., None].double() / 10000 ** (torch.arange(half).double() / half)
+    turn = torch.polar(torch.ones_like(angle), angle)[:, :, None]
+    z = torch.complex(x[..., :half], x[..., half:]) * turn
+    return torch.cat([z.real, z.imag], -1)
+
+
+def _gate(w: dict[str, Tensor], config: dict, x: Tensor, heads: int) -> Tensor:
+    gate = config["gate"]
+    width = config["d_model"] if gate["position"] == "G5" else config["head_dim"]
+    act = GATE_ACTIVATIONS[gate["activation"]]
+    if gate["source"] == "input-independent":
+        g = act(w["gate.scalar"])[None, None, :, None]
+        return g[:, :, 0] if gate["position"] == "G5" else g
+    logits = _linear(x, w, "gate.projection")
+    shape = {"element": (heads, width), "head": (heads, 1), "head-shared": (1, width)}
+    g = act(logits.view(*logits.shape[:2], *shape[gate["granularity"]]))
+    return g[:, :, 0] if gate["position"] == "G5" else g
+
+
+# all tables of a scan, from the layers
+
+
+def tables(
+    layers: list[Layer],
+    logits: Tensor,
+    tokens: Tensor,
+    ids: Tensor,
+    config: dict,
+    epsilon: float = 0.3,
+    pre_gate: bool = False,
+) -> dict[str, dict]:
+    """Figures by table and key: heads (layer, head), layers layer, samples (layer, head, document).
+
+    A figure that does not exist is NaN.
+    """
+    found: dict[str, dict] = {"heads": {}, "layers": {}, "samples": {}, "sinks": {}, "gates": {}}
+    rates_of_all: list[float] = []
+    for number, layer in enumerate(layers):
+        n_heads = layer.dense.weights.shape[1]
+        sink = sink_figures(layer.dense, ids, ids)
+        spread = entropy_figures(layer.dense, ids, ids)
+        drain = value_drain(layer.value, layer.w_o, ids, n_heads)
+        rank_heads, rank_layer = layer_ranks(layer, ids, config, pre_gate)
+        heads = []
+        rates_of_layer: list[float] = []
+        for h in range(n_heads):
+            own = [row[h] for row in sink]
+            nats = [row[h] for row in spread]
+            rates = [
+                float(r["alpha_first"] > epsilon)
+                for r in own
+                if r["seeing"] and r["alpha_uniform"] <= epsilon / 2
+            ]
+            rates_of_layer += rates
+            head = {
+                "f_attr": pooled(own, "f_attr", "queries"),
+                "f_attr_uniform": pooled(own, "f_attr_uniform", "queries"),
+                "alpha_first": pooled(own, "alpha_first", "seeing"),
+                "first4": pooled(own, "first4", "queries"),
+                "null_mass": pooled(own, "null_mass", "queries"),
+                "sink_rate": mean(rates),
+                "value_drain": mean([row[h] for row in drain]),
+                "entropy": pooled(nats, "entropy", "queries"),
+                "entropy_norm": pooled(nats, "entropy_norm", "several"),
+                "entropy_nosink": pooled(nats, "entropy_nosink", "other"),
+                "all": [x for r in nats for x in r["all"]],
+                **rank_heads[h],
+            }
+            head["collapsed"] = float(head["entropy_norm"] < 0.03)
+            heads.append(head)
+            found["heads"][number, h] = head
+            for d in range(len(own)):
+                found["samples"][number, h, d] = {
+                    **{c: own[d][c] for c in ("f_attr", "f_attr_uniform", "alpha_first")},
+                    **{c: own[d][c] for c in ("queries", "first4", "null_mass")},
+                    **{c: nats[d][c] for c in ("entropy", "entropy_norm", "entropy_nosink")},
+                    "value_drain": drain[d][h],
+                }
+        rates_of_all += rates_of_layer
+        shared = ("f_attr", "f_attr_uniform", "alpha_first", "first4", "null_mass", "value_drain")
+        shared += ("entropy", "entropy_norm", "entropy_nosink")
+        found["layers"][number] = {
+            **{c: mean([head[c] for head in heads]) for c in shared},
+            "sink_rate": mean(rates_of_layer),
+            "collapsed": sum(head["collapsed"] for head in heads),
+            "all": [x for head in heads for x in head["all"]],
+            **rank_layer,
+            "erank_head": mean([head["erank"] for head in heads if head["erank"] is not None]),
+            "m_act": float(layer.block[ids >= 0].abs().max()),
+        }
+        found["sinks"][number] = sinks(layer.dense, ids, ids, epsilon)
+    nll = next_token_nll(logits, tokens, ids)
+    flat = [x for row in nll for x in row]
+    means = [c for c, v in found["layers"][0].items() if isinstance(v, float)]
+    found["model"] = {c: mean([row[c] for row in found["layers"].values()]) for c in means}
+    found["model"]["sink_rate"] = mean(rates_of_all)
+    found["model"]["collapsed"] = sum(row["collapsed"] for row in found["layers"].values())
+    found["model"]["ppl"] = math.exp(mean(flat)) if flat else math.nan
+    found["nll"] = {d: mean(row) for d, row in enumerate(nll)}
+    return found
+
+
+def layer_ranks(layer: Layer, ids: Tensor, config: dict, pre_gate: bool) -> tuple[list[dict], dict]:
+    """Ranks by head, of the stacked M_h, and of the layer's M."""
+    given = layer.dense.output.transpose(1, 2) if pre_gate else layer.consumed  # (B, T, H, d_v)
+    rows = given[ids >= 0]  # (N, H, d_v)
+    n_heads, width = rows.shape[1:]
+    d_model = len(layer.w_o)
+    parts = [
+        (rows[:, h] @ layer.w_o[:, h * width : (h + 1) * width].T).numpy() for h in range(n_heads)
+    ]
+    bound = min(n_heads * width, d_model)
+    if config["gate"]["position"] == "G5" and not pre_gate:
+        empty = dict.fromkeys(RANK_COLUMNS, math.nan)
+        return [{**empty, "sigma": []} for _ in parts], ranks(layer.added[ids >= 0].numpy(), bound)
+    return [ranks(part, width) for part in parts], ranks(sum(parts), bound)
+
+
+RANK_COLUMNS = ("erank", "erank_centered", "stable_rank", "participation")
+RANK_COLUMNS += ("num_rank", "mean_share", "rank_bound", "utilisation")

@@ -11,7 +11,15 @@ from torch import Tensor
 from attnprobe.capture.call import AttentionCall, Gate, Site
 from attnprobe.capture.documents import Documents
 from attnprobe.engine.stats import AttentionStats
-from attnprobe.metrics.base import Metric, Row, Tables, model_means, numbers, site_key
+from attnprobe.metrics.base import (
+    Metric,
+    Row,
+    Tables,
+    float64,
+    model_means,
+    numbers,
+    site_key,
+)
 from attnprobe.metrics.histogram import Histogram
 from attnprobe.metrics.pooling import DocumentMeans
 
@@ -94,9 +102,10 @@ class Gates(Metric):
     @staticmethod
     def _add_means(site: _Site, values: Tensor, valid: Tensor, documents: Documents) -> None:
         first = (documents.position == 0)[:, None]  # (B, 1, T)
-        mean = values.mean(-1).transpose(1, 2)  # (B, h, T)
+        exact = float64(values)  # a gate that hardly moves has no float32 digits left in its spread
+        mean = exact.mean(-1).transpose(1, 2)  # (B, h, T)
         site.means.add("mean", mean, valid, documents)
-        site.means.add("square", values.square().mean(-1).transpose(1, 2), valid, documents)
+        site.means.add("square", exact.square().mean(-1).transpose(1, 2), valid, documents)
         site.means.add("gate_first", mean, valid & first, documents)
         site.means.add("gate_rest", mean, valid & ~first, documents)
         for name, (low, high) in SHARES.items():
