@@ -187,8 +187,9 @@ def _rank(result: Result, own: Sequence[Part]) -> str | None:
     layer, bound = _mean(result, own, "erank"), _mean(result, own, "rank_bound")
     if layer is None or bound is None:
         return None
-    text = f"a layer adds {significant(layer)} effective dimensions of {whole(bound)}"
-    text += f" ({percent(_mean(result, own, 'utilisation'))})"
+    single = is_partial(result) and len({n for part in own for n in part.layers}) == 1
+    text = f"{'the' if single else 'a'} layer adds {significant(layer)} effective dimensions"
+    text += f" of {whole(bound)} ({percent(_mean(result, own, 'utilisation'))})"
     head = _mean(result, own, "erank_head")
     bounds = {head.value for head in heads_of(own, "rank_bound")}
     if head is not None and len(bounds) == 1:

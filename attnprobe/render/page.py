@@ -10,11 +10,13 @@ from rich.text import Text
 
 from attnprobe.render import headline, notes, numbers
 from attnprobe.render.blocks import groups
-from attnprobe.render.grid import Column, Group, tables
+from attnprobe.render.grid import BETWEEN, Column, Group, tables
 from attnprobe.render.names import labels
 from attnprobe.render.parts import Heads, Part, part_keys, part_title, parts
 from attnprobe.result import Result
 
+STUB = 5
+BESIDE, MANY = {1: 50, 2: 27}, 15  # cells of a checkpoint's other columns, by checkpoints shown
 Sentences = Callable[[Result], Sequence[str]]
 BLANK = Text("")
 
@@ -39,22 +41,33 @@ class Page:
     def named(self) -> list[tuple[str, Result]]:
         return list(zip(self.names, self.results, strict=True))
 
-    def strip_width(self, others: int) -> int:
-        """Cells for a strip over heads where every checkpoint needs `others` for the rest."""
-        room = (self.width - 8) // len(self.results) - others
-        return max(4, min(32, room))
+    @property
+    def strip_width(self) -> int:
+        """Cells for a strip over heads that leave room for what should stand beside it."""
+        count = len(self.results)
+        room = (self.width - STUB - len(BETWEEN) * count) // count
+        return max(4, min(32, room - BESIDE.get(count, MANY)))
 
 
 @dataclass(frozen=True)
-class Indented:
-    """Text two cells from the edge, wrapped, with nothing behind its lines."""
+class Paragraph:
+    """Wrapped text with nothing behind its lines.
+
+    Attributes:
+        text: one line of it.
+        first: cells before its first line.
+        rest: cells before the others.
+    """
 
     text: Text
+    first: int = 0
+    rest: int = 0
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for line in self.text.wrap(console, max(1, options.max_width - 2)):
+        width = max(1, options.max_width - max(self.first, self.rest))
+        for number, line in enumerate(self.text.wrap(console, width)):
             line.rstrip()
-            yield Text("  ").append_text(line)
+            yield Text(" " * (self.rest if number else self.first)).append_text(line)
 
 
 def headlines(page: Page, *sentences: Sentences) -> Iterator[RenderableType]:
@@ -63,9 +76,9 @@ def headlines(page: Page, *sentences: Sentences) -> Iterator[RenderableType]:
         title = Text(name, "bold")
         if about := headline.identity(result):
             title.append(f" · {about}", "not bold")
-        yield title
+        yield Paragraph(title, rest=2)
         for sentence in (s for part in sentences for s in part(result)):
-            yield Indented(Text(sentence))
+            yield Paragraph(Text(sentence), 2, 2)
 
 
 def by_part(
@@ -84,12 +97,14 @@ def by_part(
         ]
         layers = sorted({layer for _, part in own for layer in part.layers})
         groups = [Group(name, columns(part, layers)) for name, part in own]
+        foot = "mean" if any(c.foot for group in groups for c in group.columns) else ""
+        stub = Column("layer", [str(layer) for layer in layers], foot=foot)
         if not any(not c.empty for group in groups for c in group.columns):
             continue
         yield BLANK
         if len(keys) > 1:
             yield Text(part_title(key), "bold")
-        yield from stacked(tables([stub(layers, own)], groups, page.width))
+        yield from stacked(tables([stub], groups, page.width))
 
 
 def stacked(drawn: Sequence[Text]) -> Iterator[RenderableType]:
@@ -98,12 +113,6 @@ def stacked(drawn: Sequence[Text]) -> Iterator[RenderableType]:
         if number:
             yield BLANK
         yield table
-
-
-def stub(layers: Sequence[int], own: Sequence[tuple[str, Part]]) -> Column:
-    """The column of layer numbers, with a foot where any part has a mean to show."""
-    foot = "mean" if any(has_mean(part) for _, part in own) else ""
-    return Column("layer", [str(layer) for layer in layers], foot=foot)
 
 
 def has_mean(part: Part) -> bool:
@@ -189,10 +198,10 @@ def _extreme(heads: Heads, pick: Callable[..., tuple[int, float]]) -> tuple[int,
     return pick(there, key=lambda pair: pair[1]) if there else None
 
 
-def strip_note(page: Page, width: int, extreme: str = "highest") -> str:
+def strip_note(page: Page, extreme: str = "highest") -> str:
     """What a cell of a strip over heads stands for."""
     most = max((part.head_count for result in page.results for part in parts(result)), default=0)
-    size = groups(most, width)
+    size = groups(most, page.strip_width)
     return "one block a head" if size == 1 else f"a block for the {extreme} of every {size} heads"
 
 
@@ -206,4 +215,4 @@ def footer(page: Page, view: str, *remarks: str) -> Iterator[RenderableType]:
         if lines:
             yield BLANK
         for line in lines:
-            yield Text(line, "dim")
+            yield Paragraph(Text(line, "dim"))

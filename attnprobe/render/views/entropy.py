@@ -26,17 +26,16 @@ from attnprobe.render.parts import Part, Row, part_keys, records
 from attnprobe.render.views.sink import floor_columns
 from attnprobe.result import Result
 
-REST = 27
 SHOWN = 10
 
 
 def view(page: Page) -> Iterator[RenderableType]:
     """The page from top to bottom."""
     yield from headlines(page, headline.entropy)
-    width = page.strip_width(REST)
+    width = page.strip_width
     yield from by_part(page, lambda part, layers: _columns(part, layers, width))
     yield from collapsed(page)
-    yield from footer(page, "entropy", *_remarks(page, width))
+    yield from footer(page, "entropy", *_remarks(page))
 
 
 def share_columns(part: Part, layers: list[int], width: int) -> list[Column]:
@@ -118,8 +117,8 @@ def _two(values: Sequence[float | None]) -> list[str]:
     return numbers.column(values, decimals=2)
 
 
-def _remarks(page: Page, width: int) -> Iterator[str]:
-    note = strip_note(page, width, "sharpest")
+def _remarks(page: Page) -> Iterator[str]:
+    note = strip_note(page, "sharpest")
     yield (
         "H: mean entropy of a query's attention in nats; H/ln n: its share of what n visible "
         f"keys allow. heads: {note}, ▁ 0 to █ 1. no sink: H with the first key left out. A head "

@@ -23,7 +23,6 @@ from attnprobe.render.page import (
 from attnprobe.render.parts import Part
 from attnprobe.result import SHARES, SKIP_ERRORS, SKIPS
 
-REST = 36
 RANGES = dict(zip(SHARES, ("<0.1", "0.1–0.3", "0.4–0.6", "0.7–0.9", ">0.9"), strict=True))
 
 
@@ -34,7 +33,7 @@ def view(page: Page) -> Iterator[RenderableType]:
     if not gated.results:
         yield from footer(page, "gate")
         return
-    width = gated.strip_width(REST)
+    width = gated.strip_width
     yield from by_part(gated, lambda part, layers: _columns(part, layers, gated, width))
     yield from _skipping(gated)
     yield from footer(page, "gate", *_remarks())

@@ -25,14 +25,13 @@ from attnprobe.render.page import (
 )
 from attnprobe.render.parts import Part, Row, part_title, parts, records, shown_layers
 
-REST = 30
 BAR, SMALL, CHART = 12, 12, 8  # cells of a bar and of a head's spectrum, rows of a layer's
 
 
 def view(page: Page) -> Iterator[RenderableType]:
     """The page from top to bottom."""
     yield from headlines(page, headline.rank)
-    width = page.strip_width(REST)
+    width = page.strip_width
     if all(len(shown_layers(result)) == 1 for result in page.results):
         for name, result in page.named:
             for part in parts(result):
@@ -40,7 +39,7 @@ def view(page: Page) -> Iterator[RenderableType]:
         yield from footer(page, "rank", *_depth_remarks(page))
         return
     yield from by_part(page, lambda part, layers: _columns(part, layers, width))
-    yield from footer(page, "rank", *_remarks(page, width))
+    yield from footer(page, "rank", *_remarks(page))
 
 
 def share_columns(part: Part, layers: list[int], width: int) -> list[Column]:
@@ -164,8 +163,8 @@ def bottleneck(page: Page) -> str:
     )
 
 
-def _remarks(page: Page, width: int) -> Iterator[str]:
-    note = strip_note(page, width, "lowest")
+def _remarks(page: Page) -> Iterator[str]:
+    note = strip_note(page, "lowest")
     yield (
         "erank: effective rank of the layer's output, of its bound; a head: mean erank of the "
         f"heads. heads: used share of their bound, {note}, ▁ 0 to █ 1. mean row: share of the "

@@ -25,8 +25,6 @@ from attnprobe.render.places import massive, sinks
 from attnprobe.render.views import entropy, rank, sink
 from attnprobe.result import Result
 
-REST = 40
-
 
 def view(page: Page) -> Iterator[RenderableType]:
     """The page from top to bottom."""
@@ -39,12 +37,12 @@ def view(page: Page) -> Iterator[RenderableType]:
         headline.around,
     )
     yield from _summary(page)
-    width = page.strip_width(REST)
+    width = page.strip_width
     yield from _by_layer(page, width)
     yield from sinks(page)
     yield from entropy.collapsed(page)
     yield from massive(page)
-    yield from footer(page, "scan", *_remarks(page, width))
+    yield from footer(page, "scan", *_remarks(page))
 
 
 @dataclass(frozen=True)
@@ -62,6 +60,10 @@ class Figure:
 
 def _plain(column: str, digits: int = 3) -> Callable[[Result, str], str]:
     return lambda result, kind: numbers.significant(result.figure(column, kind), digits)
+
+
+def _count(column: str) -> Callable[[Result, str], str]:
+    return lambda result, kind: numbers.whole(result.figure(column, kind))
 
 
 def _percent(column: str) -> Callable[[Result, str], str]:
@@ -93,7 +95,7 @@ SUMMARY = (
     Figure("entropy, nats", _plain("entropy")),
     Figure("  share of what the keys allow", _plain("entropy_norm")),
     Figure("  nats without the first token", _plain("entropy_nosink")),
-    Figure("collapsed heads", _plain("collapsed")),
+    Figure("collapsed heads", _count("collapsed")),
     Figure("effective rank of a layer", _rank_of),
     Figure("  used share of the bound", _percent("utilisation")),
     Figure("  without the mean row", _plain("erank_centered")),
@@ -147,9 +149,9 @@ def _by_layer(page: Page, width: int) -> Iterator[RenderableType]:
         yield from by_part(page, lambda part, layers: shares(part, layers) + rest(part, layers))
 
 
-def _remarks(page: Page, width: int) -> Iterator[str]:
+def _remarks(page: Page) -> Iterator[str]:
     yield (
-        f"heads: F-Attr, {strip_note(page, width)}, ▁ 0 to █ 1. H/ln n: entropy as a share of "
+        f"heads: F-Attr, {strip_note(page)}, ▁ 0 to █ 1. H/ln n: entropy as a share of "
         "what the visible keys allow. rank: used share of the layer's rank bound. max |h|: "
         "largest activation behind the layer."
     )

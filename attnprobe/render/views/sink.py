@@ -31,11 +31,11 @@ REST = 30  # cells that a checkpoint's other columns take beside the strip
 def view(page: Page) -> Iterator[RenderableType]:
     """The page from top to bottom."""
     yield from headlines(page, headline.sink)
-    width = page.strip_width(REST)
+    width = page.strip_width
     yield from by_part(page, lambda part, layers: _columns(part, layers, width))
     yield from sinks(page)
     yield from massive(page)
-    yield from footer(page, "sink", *_remarks(page, width))
+    yield from footer(page, "sink", *_remarks(page))
 
 
 def floor_columns(part: Part, layers: list[int], order: int = 0) -> list[Column]:
@@ -95,11 +95,11 @@ def _two(values: Sequence[float | None]) -> list[str]:
     return [significant(v, 2) for v in values]
 
 
-def _remarks(page: Page, width: int) -> Iterator[str]:
+def _remarks(page: Page) -> Iterator[str]:
     above = headline.epsilon(page.results[0])
     yield (
         "F-Attr: mean share of attention on the first token; floor: what length and mask alone "
-        f"would give it. heads: {strip_note(page, width)}, ▁ 0 to █ 1. sinks: heads and documents "
-        f"in which the first token gets more than {above:g}. drain: how large the first token's "
-        "value is beside the others', 1 as large, 0 drained."
+        f"would give it. heads: {strip_note(page)}, ▁ 0 to █ 1. sinks: share of heads and "
+        f"documents in which the first token gets more than {above:g}. drain: how large the first "
+        "token's value is beside the others', 1 as large, 0 drained."
     )
