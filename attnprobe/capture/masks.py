@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from attnprobe.capture.documents import Documents
+
 # An additive mask at or below this hides the key. User code writes -1e9 for -inf, which is less in
 # half precision, or with a bias on top.
 HIDDEN = -1e8
@@ -145,6 +147,53 @@ class Mask:
         if part.dtype == torch.bool:
             return part
         return part > max(HIDDEN, torch.finfo(part.dtype).min / 2)
+
+
+def as_rule(mask: Mask, keys: Documents) -> Mask:
+    """A dense mask of self-attention as the rule it spells out, where it is a known one.
+
+    Known are causal and full attention, within documents and without the padding; rows of padding
+    may hold anything, for they are not measured. A mask that adds a real bias stays dense.
+
+    Args:
+        mask: with as many queries as keys.
+        keys: the documents on both sides.
+    """
+    if mask.dense is None or mask.heads != 1 or mask.n_queries != mask.n_keys:
+        return mask
+    length = mask.n_keys
+    padding = None if bool(keys.valid.all()) else keys.valid
+    packed = None if len(keys) == keys.ids.shape[0] else (keys.ids, keys.ids)
+    for causal in (True, False):
+        for documents in {packed, None}:
+            rule = Mask(
+                length,
+                length,
+                causal=causal,
+                key_padding=padding,
+                documents=documents,
+                device=mask.device,
+            )
+            if _agree(mask, rule, keys.valid):
+                return rule
+    return mask
+
+
+def _agree(dense: Mask, rule: Mask, real: Tensor) -> bool:
+    """Whether both let the real queries (B, T) see the same keys, and nothing is added there."""
+    every = slice(None)
+    for rows in dense._row_blocks():
+        keys = slice(0, dense.n_keys)
+        seen = dense.visible(rows, keys, every, every)
+        bias = dense.bias(rows, keys, every, every)
+        expected = rule.visible(rows, keys, every, every)
+        assert seen is not None
+        wrong = ~seen if expected is None else seen != expected
+        if bias is not None:
+            wrong = wrong | (seen & (bias != 0))
+        if bool((wrong & real[:, None, rows, None]).any()):
+            return False
+    return True
 
 
 def _cut(tensor: Tensor, slices: tuple[slice, ...]) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from attnprobe.capture.call import AttentionCall, Gate, Projection, Site
 from attnprobe.capture.documents import Documents
+from attnprobe.capture.masks import Mask, as_rule
 from attnprobe.capture.projection import as_heads, compare_gate, read_gate, same_as
 from attnprobe.capture.sdpa import RawCall, SdpaTap
 from attnprobe.capture.sites import Sites
@@ -69,6 +70,7 @@ class Recorder:
         self._calls: dict[str, int] = {}
         self._early_gates: dict[str, list[Gate]] = {}
         self._blocks: dict[str, Site] = {}
+        self._rules: dict[tuple[Any, ...], tuple[Tensor, Mask]] = {}
 
     def watch(self, streams: dict[str, Documents]) -> Recorder:
         """Sets the documents of the next pass, by stack; "" is the stream of the tokens."""
@@ -197,6 +199,7 @@ class Recorder:
             if isinstance(found, str):
                 reasons["gate"] = found
         queries, keys = self._documents(pending.site, raw)
+        mask = self._rule(raw.mask, keys) if queries is keys else raw.mask
         return AttentionCall(
             site=pending.site,
             query=raw.query,
@@ -204,7 +207,7 @@ class Recorder:
             value=raw.value,
             output=raw.output,
             scale=raw.scale,
-            mask=raw.mask,
+            mask=mask,
             sinks=raw.sinks,
             queries=queries,
             keys=keys,
@@ -213,6 +216,16 @@ class Recorder:
             gate=gate,
             reasons=reasons,
         )
+
+    def _rule(self, mask: Mask, keys: Documents) -> Mask:
+        """The rule behind a dense mask, found once a pass: layers share the tensor."""
+        if mask.dense is None:
+            return mask
+        name = (mask.dense.data_ptr(), mask.dense.shape, mask.dense.stride())
+        if name not in self._rules:
+            self._rules[name] = (mask.dense, as_rule(mask, keys))  # the tensor keeps its address
+        rule = self._rules[name][1]
+        return mask if rule.dense is not None else rule
 
     def _documents(self, site: Site, raw: RawCall) -> tuple[Documents, Documents]:
         """The documents on both sides; unpadded ones where the shape is not that of a stream."""

@@ -21,6 +21,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attnprobe.capture.call import AttentionCall
+from attnprobe.engine import blocks
+from attnprobe.engine.aligned import in_pieces, one_a_row, rolled, starts_left, unpacked
 from attnprobe.engine.stats import NEVER, AttentionStats, close_row
 
 MIN_KEYS = 8  # below, there is nothing to save
@@ -57,7 +59,7 @@ def _attention(
 def supports(call: AttentionCall) -> bool:
     """Whether the softmax of this call is plain enough, and on a device with the operator."""
     mask = call.mask
-    plain = (call.softcap, mask.dense, mask.rule, mask.documents, mask.window) == (None,) * 5
+    plain = (call.softcap, mask.dense, mask.rule, mask.window) == (None,) * 4
     square = mask.n_queries == mask.n_keys and mask.offset == 0
     return (
         plain
@@ -65,19 +67,36 @@ def supports(call: AttentionCall) -> bool:
         and mask.n_keys >= MIN_KEYS
         and call.query.device.type == "cpu"
         and call.query.shape[-1] == call.key.shape[-1]
-        and _first_is_leftmost(call)
+        and (mask.documents is None or _packs(call))
+        and (mask.documents is not None or starts_left(call) or _rolls(call))
         and available()
     )
 
 
-def _first_is_leftmost(call: AttentionCall) -> bool:
-    """Whether every document begins at the first key: call 1 leaves just that key out."""
-    leading = call.keys.leading_for(call.queries)[..., 0]
-    return bool((leading[call.queries.valid] == 0).all())
+def _packs(call: AttentionCall) -> bool:
+    """Whether the mask keeps the documents of this very call apart, each in one piece."""
+    return call.queries is call.keys and in_pieces(call.keys) and len(call.keys) > 0
+
+
+def _rolls(call: AttentionCall) -> bool:
+    """Whether every row is one document between padding that its mask hides."""
+    hides = call.mask.key_padding is not None
+    return call.queries is call.keys and hides and one_a_row(call.keys)
 
 
 def measure(call: AttentionCall) -> AttentionStats:
     """Reduces one call that `supports` accepts."""
+    if call.mask.documents is not None:
+        return unpacked(call, lambda part: _measure(part) if _worth(part) else blocks.measure(part))
+    return _measure(call) if starts_left(call) else rolled(call, _measure)
+
+
+def _worth(call: AttentionCall) -> bool:
+    return call.mask.n_keys >= MIN_KEYS
+
+
+def _measure(call: AttentionCall) -> AttentionStats:
+    """Reduces one call whose documents begin with the leftmost key."""
     mask = call.mask
     dtype = torch.promote_types(call.query.dtype, torch.float32)
     query, key = call.query.to(dtype), call.key.to(dtype)  # (B, H, Tq, d), (B, K, Tk, d)
