@@ -75,13 +75,21 @@ def supports(call: AttentionCall) -> bool:
 
 def _packs(call: AttentionCall) -> bool:
     """Whether the mask keeps the documents of this very call apart, each in one piece."""
-    return call.queries is call.keys and in_pieces(call.keys) and len(call.keys) > 0
+    if call.queries is not call.keys or len(call.keys) == 0 or call.mask.documents is None:
+        return False
+    same = all(torch.equal(ids, call.keys.ids) for ids in call.mask.documents)
+    return same and _hides_padding_only(call) and in_pieces(call.keys)
 
 
 def _rolls(call: AttentionCall) -> bool:
     """Whether every row is one document between padding that its mask hides."""
-    hides = call.mask.key_padding is not None
+    hides = call.mask.key_padding is not None and _hides_padding_only(call)
     return call.queries is call.keys and hides and one_a_row(call.keys)
+
+
+def _hides_padding_only(call: AttentionCall) -> bool:
+    padding = call.mask.key_padding
+    return padding is None or torch.equal(padding.bool(), call.keys.valid)
 
 
 def measure(call: AttentionCall) -> AttentionStats:
@@ -206,7 +214,8 @@ def _key_mass(
     mass = (log_mass.flip(2) if causal else log_mass).exp()
     if call.mask.key_padding is None:
         return mass
-    return mass * call.mask.key_padding[:, None]
+    # a hidden key is in no row's log-sum-exp: its own sum may be anything, infinity included
+    return mass.masked_fill(~call.mask.key_padding[:, None].bool(), 0)
 
 
 def _seen(call: AttentionCall, valid: Tensor) -> Tensor:
