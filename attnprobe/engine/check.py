@@ -16,16 +16,22 @@ def problem(call: AttentionCall) -> str | None:
     """Why the figures of a call cannot be trusted, or None."""
     if "all" in call.reasons:
         return call.reasons["all"]
+    tokens = call.queries.valid[:, None]  # (B, 1, Tq) what padding holds is nobody's business
     for name in ("query", "key", "value", "output"):
-        if not bool(torch.isfinite(getattr(call, name)).all()):
+        finite = torch.isfinite(getattr(call, name)).all(-1)  # (B, heads, T)
+        if name in ("query", "output"):
+            finite = finite | ~tokens
+        if not bool(finite.all()):
             return f"the model produced NaN or infinity ({name} of the attention call)"
     length = call.mask.n_queries
     for start in {0, max(0, length // 2 - ROWS // 2), max(0, length - ROWS)}:
         rows = slice(start, min(start + ROWS, length))
         again, seen = recompose(call, rows)
         given = call.output[:, :, rows].to(again)
-        error = (again - given).abs().masked_fill(~seen[..., None], 0).amax()
-        allowed = TOLERANCE.get(call.query.dtype, HALF) * max(1.0, float(given.abs().amax()))
+        counted = (seen & tokens[..., rows])[..., None]
+        error = (again - given).abs().masked_fill(~counted, 0).amax()
+        largest = float(given.masked_fill(~counted, 0).abs().amax())
+        allowed = TOLERANCE.get(call.query.dtype, HALF) * max(1.0, largest)
         if not float(error) <= allowed:
             return (
                 f"the captured call does not give the module's output (off by {float(error):.1e})"

@@ -407,16 +407,16 @@ def test_half_precision_is_upcast_and_double_stays() -> None:
 
 
 @pytest.mark.skipif(not fused.available(), reason="this torch lacks the operator")
-@pytest.mark.parametrize("name", ["full", "causal", "cross", "right_padding"])
+@pytest.mark.parametrize(
+    "name", ["full", "causal", "cross", "left_padding", "right_padding", "packed"]
+)
 def test_plain_softmax_takes_the_faster_engine(name: str) -> None:
     call = make_call(CASES[name](20))
     assert fastest(call).engine == "fused"
     assert fastest(call, exact_max_logit=True).engine == "blocks"
 
 
-@pytest.mark.parametrize(
-    "name", ["window", "left_padding", "packed", "by_head", "cached", "prefix"]
-)
+@pytest.mark.parametrize("name", ["window", "leaking", "by_head", "cached", "prefix", "alibi"])
 def test_other_softmax_takes_blocks(name: str) -> None:
     assert fastest(make_call(CASES[name](20))).engine == "blocks"
     assert fastest(make_call(causal(20), softcap=5.0)).engine == "blocks"
@@ -496,3 +496,45 @@ def test_random_masks(
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(blocks.BLOCK_ELEMENTS, "cpu", elements)
         assert_all_agree(case, call)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 1 << 20),
+    length=st.integers(1, 40),
+    causal=st.booleans(),
+    kind=st.sampled_from(["packed", "padded", "scattered", "hidden", "none"]),
+    parted=st.booleans(),
+    sinks=st.sampled_from(["none", "per head", "per query"]),
+)
+def test_random_rules(
+    seed: int, length: int, causal: bool, kind: str, parted: bool, sinks: str
+) -> None:
+    """Rules of documents and padding, which the faster engine takes apart where it can."""
+    torch.manual_seed(seed)
+    ids = {
+        "packed": torch.randint(-1, 4, (BATCH, length)).sort(-1).values,
+        "padded": _between(length),
+        "scattered": torch.randint(-1, 2, (BATCH, length)),
+        "hidden": torch.zeros(BATCH, length, dtype=torch.long),
+        "none": torch.full((BATCH, length), -1),
+    }[kind]
+    real = ids >= 0
+    if kind == "hidden":  # real tokens that no query sees
+        real = torch.rand(BATCH, length) < 0.7
+    documents = (ids, ids) if parted else None
+    mask = Mask(length, length, causal=causal, key_padding=real, documents=documents)
+    i, j = grid(length, length)
+    visible = real[:, None, None] & ((j <= i) | (not causal))
+    if parted:
+        visible = visible & (ids[:, :, None] == ids[:, None, :])[:, None]
+    case = Case(mask, visible, None, ids, ids)
+    assert_all_agree(case, make_call(case, sinks=learned_sinks(sinks, length)))
+
+
+def _between(length: int) -> Tensor:
+    """One document a row, padding on both sides."""
+    column = torch.arange(length)
+    low = torch.randint(0, length, (BATCH, 1))
+    high = low + torch.randint(1, length + 1, (BATCH, 1))
+    return torch.where((column >= low) & (column < high), 0, -1)
