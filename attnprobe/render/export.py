@@ -85,7 +85,7 @@ def export(results: Sequence[Result], path: str | os.PathLike[str], table: str =
     elif suffix in SUFFIXES:
         text = render(results, SUFFIXES[suffix], table)
         with replacing(path) as temporary:
-            temporary.write_bytes(text.encode("utf-8", "backslashreplace"))
+            temporary.write_bytes(text.encode())
     else:
         raise InputError(
             f"cannot tell the format of {path}: end it in {', '.join((*SUFFIXES, '.parquet'))}"
@@ -108,8 +108,11 @@ def render(results: Sequence[Result], format: str, table: str = "layers") -> str
     if format == "json":
         if table not in TABLES:
             combined(results, table)  # the same error as everywhere
-        return dumps(results) + "\n"
-    return _WRITERS[format](combined(results, table))
+        text = dumps(results) + "\n"
+    else:
+        text = _WRITERS[format](combined(results, table))
+    # half a surrogate pair, which a byte tokenizer can give, has no UTF-8; in JSON this escapes it
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _csv(frame: pd.DataFrame) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
@@ -24,6 +25,7 @@ class Column:
         order: 0 is always shown; of the others those of lower order come first, if they fit.
         left: whether to align it on the left.
         foot: its cell below the line, "" for none.
+        bundle: columns of one bundle are shown all or not at all.
     """
 
     title: str
@@ -31,8 +33,9 @@ class Column:
     order: int = 0
     left: bool = False
     foot: str | Text = ""
+    bundle: str = ""
 
-    @property
+    @cached_property
     def width(self) -> int:
         return max(cell_len(self.title), *(_cells(c) for c in (*self.cells, self.foot)))
 
@@ -49,12 +52,23 @@ class Group:
     columns: Sequence[Column]
 
 
-def tables(stub: Sequence[Column], groups: Sequence[Group], width: int) -> list[Text]:
+@dataclass(frozen=True)
+class Table:
+    """A drawn table, and the titles of the columns that found room in it."""
+
+    text: Text
+    titles: frozenset[str]
+
+    def __rich__(self) -> Text:
+        return self.text
+
+
+def tables(stub: Sequence[Column], groups: Sequence[Group], width: int) -> list[Table]:
     """One table, or several below each other where the groups do not fit side by side.
 
     Args:
         stub: the columns on the left, repeated in every table.
-        groups: at least one; their names are left out where there is only one.
+        groups: at least one; one without a name stands alone.
         width: cells there are.
     """
     groups = _filled(groups)
@@ -64,7 +78,7 @@ def tables(stub: Sequence[Column], groups: Sequence[Group], width: int) -> list[
         chosen = [_choice(stub, chunk, width) for chunk in chunks]
         if size == 1 or all(c is not None for c in chosen):
             return [
-                _draw(stub, chunk, titles or _needed(chunk), width, named=len(groups) > 1)
+                _draw(stub, chunk, titles or _needed(chunk), width)
                 for chunk, titles in zip(chunks, chosen, strict=True)
             ]
     return []
@@ -85,10 +99,13 @@ def _choice(stub: Sequence[Column], groups: Sequence[Group], width: int) -> set[
     titles = _needed(groups)
     if _width(stub, groups, titles) > width:
         return None
-    others = {c.title: c.order for group in groups for c in group.columns if c.order > 0}
-    for title in sorted(others, key=lambda t: others[t]):
-        if _width(stub, groups, titles | {title}) <= width:
-            titles = titles | {title}
+    more = [c for group in groups for c in group.columns if c.order > 0]
+    bundles: dict[str, set[str]] = {}
+    for column in sorted(more, key=lambda c: c.order):
+        bundles.setdefault(column.bundle or column.title, set()).add(column.title)
+    for bundle in bundles.values():
+        if _width(stub, groups, titles | bundle) <= width:
+            titles = titles | bundle
     return titles
 
 
@@ -103,13 +120,11 @@ def _joined_width(columns: Sequence[Column]) -> int:
     return sum(c.width for c in columns) + len(GAP) * (len(columns) - 1)
 
 
-def _draw(
-    stub: Sequence[Column], groups: Sequence[Group], titles: set[str], width: int, named: bool
-) -> Text:
+def _draw(stub: Sequence[Column], groups: Sequence[Group], titles: set[str], width: int) -> Table:
     parts = [list(stub), *([c for c in g.columns if c.title in titles] for g in groups)]
     widths = [_joined_width(part) for part in parts]
     lines = []
-    if any(g.name for g in groups) and named:
+    if any(g.name for g in groups):
         names = ["", *(g.name for g in groups)]
         fitted = (set_cell_size(clipped(n, w), w) for n, w in zip(names, widths, strict=True))
         lines.append(_beside([Text(name, "bold") for name in fitted]))
@@ -124,7 +139,7 @@ def _draw(
     for line in lines:
         line.rstrip()
         line.truncate(width)
-    return Text("\n", no_wrap=True).join(lines)
+    return Table(Text("\n", no_wrap=True).join(lines), frozenset(titles))
 
 
 def _line(

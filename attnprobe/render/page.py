@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -10,7 +10,7 @@ from rich.text import Text
 
 from attnprobe.render import headline, notes, numbers
 from attnprobe.render.blocks import groups
-from attnprobe.render.grid import BETWEEN, Column, Group, tables
+from attnprobe.render.grid import BETWEEN, Column, Group, Table, tables
 from attnprobe.render.names import labels
 from attnprobe.render.parts import Heads, Part, part_keys, part_title, parts
 from attnprobe.result import Result
@@ -90,13 +90,13 @@ def by_part(
         page: the page.
         columns: those of a part, a cell for each of the layers.
     """
-    keys = part_keys(page.results)
+    keys, several = part_keys(page.results), len(page.results) > 1
     for key in keys:
         own = [
             (name, Part(result, *key)) for name, result in page.named if key in part_keys([result])
         ]
         layers = sorted({layer for _, part in own for layer in part.layers})
-        groups = [Group(name, columns(part, layers)) for name, part in own]
+        groups = [Group(name if several else "", columns(part, layers)) for name, part in own]
         foot = "mean" if any(c.foot for group in groups for c in group.columns) else ""
         stub = Column("layer", [str(layer) for layer in layers], foot=foot)
         if not any(not c.empty for group in groups for c in group.columns):
@@ -107,7 +107,7 @@ def by_part(
         yield from stacked(tables([stub], groups, page.width))
 
 
-def stacked(drawn: Sequence[Text]) -> Iterator[RenderableType]:
+def stacked(drawn: Sequence[Table]) -> Iterator[RenderableType]:
     """Tables with an empty line between them."""
     for number, table in enumerate(drawn):
         if number:
@@ -205,13 +205,20 @@ def strip_note(page: Page, extreme: str = "highest") -> str:
     return "one block a head" if size == 1 else f"a block for the {extreme} of every {size} heads"
 
 
+def legend(blocks: Sequence[RenderableType], meanings: Mapping[str, str]) -> str:
+    """What the columns mean that are there."""
+    titles = {title for block in blocks if isinstance(block, Table) for title in block.titles}
+    return "; ".join(f"{title}: {text}" for title, text in meanings.items() if title in titles)
+
+
 def footer(page: Page, view: str, *remarks: str) -> Iterator[RenderableType]:
     """Remarks on the tables, what was not measured, and what everything was measured on."""
     missing = []
     for name, result in page.named:
         prefix = f"{name}: " if len(page.results) > 1 else ""
         missing += [f"not measured · {prefix}{line}" for line in notes.not_measured(result, view)]
-    for lines in (remarks, missing, notes.measured_on(page.results, page.names)):
+    told = [remark for remark in remarks if remark]
+    for lines in (told, missing, notes.measured_on(page.results, page.names)):
         if lines:
             yield BLANK
         for line in lines:

@@ -58,7 +58,7 @@ class Part:
     @cached_property
     def head_count(self) -> int:
         """Heads of its widest layer."""
-        return int(self.rows("heads")["layer"].value_counts().max() or 0)
+        return max(self.rows("heads")["layer"].value_counts(), default=0)
 
 
 def part_keys(results: Sequence[Result]) -> list[Key]:

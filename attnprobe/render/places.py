@@ -9,10 +9,11 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import RenderableType
 from rich.text import Text
 
+from attnprobe.render import headline
 from attnprobe.render.grid import Column, Group, tables
 from attnprobe.render.names import plural, ranges, token_text
 from attnprobe.render.numbers import significant
-from attnprobe.render.page import BLANK, Page
+from attnprobe.render.page import BLANK, Page, Paragraph
 from attnprobe.render.parts import Row, part_keys, records
 from attnprobe.result import Result
 
@@ -42,7 +43,11 @@ def sinks(page: Page) -> Iterator[RenderableType]:
         Column("mean", [r["mean"] for r in rows], 3),
         Column("most", [r["most"] for r in rows], 1),
     ]
-    yield from _listed("Where the sinks are", columns, hidden, "sinks", page.width)
+    above = headline.epsilon(page.results[0])
+    title = (
+        f"Sinks: keys that get more than {above:g} of the attention of the queries that see them"
+    )
+    yield from _listed(title, columns, hidden, "sinks", page.width)
 
 
 def massive(page: Page) -> Iterator[RenderableType]:
@@ -73,7 +78,7 @@ def _listed(
     title: str, columns: Sequence[Column], hidden: int, table: str, width: int
 ) -> Iterator[RenderableType]:
     yield BLANK
-    yield Text(title, "bold")
+    yield Paragraph(Text(title, "bold"))
     yield from tables(columns[:1], [Group("", columns[1:])], width)
     if hidden:
         yield Text(f"and {plural(hidden, 'more row')}: --table {table} gives them all", "dim")

@@ -19,6 +19,7 @@ from attnprobe.render.page import (
     figures,
     footer,
     headlines,
+    legend,
     over_heads,
     strip_note,
 )
@@ -27,15 +28,17 @@ from attnprobe.render.views.sink import floor_columns
 from attnprobe.result import Result
 
 SHOWN = 10
+MEANING = "entropy as a share of what n visible keys allow"
 
 
 def view(page: Page) -> Iterator[RenderableType]:
     """The page from top to bottom."""
     yield from headlines(page, headline.entropy)
     width = page.strip_width
-    yield from by_part(page, lambda part, layers: _columns(part, layers, width))
+    drawn = list(by_part(page, lambda part, layers: _columns(part, layers, width)))
+    yield from drawn
     yield from collapsed(page)
-    yield from footer(page, "entropy", *_remarks(page))
+    yield from footer(page, "entropy", legend(drawn, _meanings(page)))
 
 
 def share_columns(part: Part, layers: list[int], width: int) -> list[Column]:
@@ -117,11 +120,14 @@ def _two(values: Sequence[float | None]) -> list[str]:
     return numbers.column(values, decimals=2)
 
 
-def _remarks(page: Page) -> Iterator[str]:
-    note = strip_note(page, "sharpest")
-    yield (
-        "H: mean entropy of a query's attention in nats; H/ln n: its share of what n visible "
-        f"keys allow. heads: {note}, ▁ 0 to █ 1. no sink: H with the first key left out. A head "
-        f"is collapsed below {headline.COLLAPSED}; F-Attr tells a sink from a head that is sharp "
-        "elsewhere."
-    )
+def _meanings(page: Page) -> dict[str, str]:
+    return {
+        "H": "mean entropy of a query's attention, nats",
+        "H/ln n": MEANING,
+        "heads": f"H/ln n, {strip_note(page, 'sharpest')}, ▁ 0 to █ 1",
+        "no sink": "H with the first key left out",
+        "5 %": "quantiles of H over queries",
+        "collapsed": f"heads with H/ln n below {headline.COLLAPSED}",
+        "F-Attr": "attention on the first token, which tells a sink from a head sharp elsewhere",
+        "floor": "what length and mask alone would give it",
+    }

@@ -17,6 +17,7 @@ from attnprobe.render.page import (
     figures,
     footer,
     headlines,
+    legend,
     over_heads,
     percents,
 )
@@ -34,24 +35,28 @@ def view(page: Page) -> Iterator[RenderableType]:
         yield from footer(page, "gate")
         return
     width = gated.strip_width
-    yield from by_part(gated, lambda part, layers: _columns(part, layers, gated, width))
-    yield from _skipping(gated)
-    yield from footer(page, "gate", *_remarks())
+    drawn = list(by_part(gated, lambda part, layers: _columns(part, layers, gated, width)))
+    drawn += _skipping(gated)
+    yield from drawn
+    yield from footer(page, "gate", *_remarks(drawn))
 
 
 def _columns(part: Part, layers: list[int], page: Page, width: int) -> list[Column]:
     def gates(column: str) -> dict[int, float | None]:
         return part.figures(column, "gates")
 
-    def cells(column: str, title: str, order: int, percent: bool = False) -> Column:
+    def cells(
+        column: str, title: str, order: int, percent: bool = False, bundle: str = ""
+    ) -> Column:
         values = [gates(column).get(layer) for layer in layers]
-        return Column(title, percents(values) if percent else numbers.column(values), order)
+        shown = percents(values) if percent else numbers.column(values)
+        return Column(title, shown, order, bundle=bundle)
 
     return [
         figures(part, layers, "gate_mean", "mean"),
         _histograms(part, layers, 10 if len(page.results) > 1 else 25),
-        cells("gate_first", "first", 2),
-        cells("gate_rest", "rest", 2),
+        cells("gate_first", "first", 2, bundle="first"),
+        cells("gate_rest", "rest", 2, bundle="first"),
         over_heads(
             part, layers, "mean", "heads", lambda v: strip(v, width, high=_top(part)), 3, "gates"
         ),
@@ -117,7 +122,8 @@ def _skip_columns(part: Part, layers: list[int]) -> list[Column]:
             (error, f"error {threshold:g}", _errors),
         ):
             values = part.figures(column, "gates")
-            columns.append(Column(title, shown([values.get(n) for n in layers]), order))
+            cells = shown([values.get(n) for n in layers])
+            columns.append(Column(title, cells, order, bundle=share))
     return columns
 
 
@@ -125,9 +131,14 @@ def _errors(values: Sequence[float | None]) -> list[str]:
     return [numbers.significant(v, 2) for v in values]
 
 
-def _remarks() -> Iterator[str]:
-    yield (
-        "The gate is the value that multiplies, after its activation. first, rest: its mean on "
-        "the first token of a document and on the others. error: norm of what skipping leaves "
-        "out of the layer's output, relative to the output."
+def _remarks(drawn: Sequence[RenderableType]) -> Iterator[str]:
+    yield "The gate is the value that multiplies (or is added), after its activation."
+    yield legend(
+        drawn,
+        {
+            "first": "its mean on the first token of a document",
+            "rest": "on all others",
+            "heads": "its mean by head",
+            "error 0.1": "norm of what skipping takes from the layer's output, relative to it",
+        },
     )

@@ -19,6 +19,7 @@ from attnprobe.render.page import (
     figures,
     footer,
     headlines,
+    legend,
     over_heads,
     percents,
     strip_note,
@@ -33,13 +34,18 @@ def view(page: Page) -> Iterator[RenderableType]:
     yield from headlines(page, headline.rank)
     width = page.strip_width
     if all(len(shown_layers(result)) == 1 for result in page.results):
-        for name, result in page.named:
-            for part in parts(result):
-                yield from _depth(page, name, part)
-        yield from footer(page, "rank", *_depth_remarks(page))
+        drawn = [
+            block
+            for name, result in page.named
+            for part in parts(result)
+            for block in _depth(page, name, part)
+        ]
+        yield from drawn
+        yield from footer(page, "rank", legend(drawn, _depth_meanings()), bottleneck(page))
         return
-    yield from by_part(page, lambda part, layers: _columns(part, layers, width))
-    yield from footer(page, "rank", *_remarks(page))
+    drawn = list(by_part(page, lambda part, layers: _columns(part, layers, width)))
+    yield from drawn
+    yield from footer(page, "rank", legend(drawn, _meanings(page)), bottleneck(page))
 
 
 def share_columns(part: Part, layers: list[int], width: int) -> list[Column]:
@@ -95,8 +101,8 @@ def _depth_columns(rows: Sequence[Row], spectra: Sequence[list[float] | None]) -
     return [
         Column("erank", _tenths(values["erank"])),
         Column("of", _whole(values["rank_bound"])),
-        Column("used", [bar(v, BAR) for v in values["utilisation"]], 1, left=True),
-        Column("", percents(values["utilisation"]), 1),
+        Column("used", [bar(v, BAR) for v in values["utilisation"]], 1, left=True, bundle="used"),
+        Column("", percents(values["utilisation"]), 1, bundle="used"),
         Column("centered", _tenths(values["erank_centered"]), 2),
         Column("mean row", percents(values["mean_share"]), 3),
         Column("spectrum", small, 4, left=True),
@@ -163,20 +169,31 @@ def bottleneck(page: Page) -> str:
     )
 
 
-def _remarks(page: Page) -> Iterator[str]:
-    note = strip_note(page, "lowest")
-    yield (
-        "erank: effective rank of the layer's output, of its bound; a head: mean erank of the "
-        f"heads. heads: used share of their bound, {note}, ▁ 0 to █ 1. mean row: share of the "
-        "output that is one constant vector; centered: erank without it."
-    )
-    yield bottleneck(page)
+def _meanings(page: Page) -> dict[str, str]:
+    return {
+        "erank": "effective rank of the layer's output",
+        "of": "its bound",
+        "heads": f"used share of a head's bound, {strip_note(page, 'lowest')}, ▁ 0 to █ 1",
+        "a head": "mean effective rank of the heads",
+        **_COMMON,
+        "num": "numerical rank",
+    }
 
 
-def _depth_remarks(page: Page) -> Iterator[str]:
-    yield (
-        "erank: effective rank, of its bound; centered: without the mean row; mean row: share of "
-        "the output that is one constant vector; spectrum: singular values, log scale, one for "
-        "all rows."
-    )
-    yield bottleneck(page)
+def _depth_meanings() -> dict[str, str]:
+    return {
+        "erank": "effective rank",
+        "of": "its bound",
+        **_COMMON,
+        "spectrum": "singular values on a log scale, the same for all rows",
+        "num": "numerical rank",
+        "drain": "size of the first token's value beside the others'",
+    }
+
+
+_COMMON = {
+    "mean row": "share of the output that is one constant vector",
+    "centered": "effective rank without it",
+    "stable": "stable rank",
+    "particip.": "participation ratio",
+}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import RenderableType
@@ -16,11 +16,11 @@ from attnprobe.render.page import (
     figures,
     footer,
     headlines,
+    legend,
     percents,
     stacked,
-    strip_note,
 )
-from attnprobe.render.parts import Part
+from attnprobe.render.parts import Part, has
 from attnprobe.render.places import massive, sinks
 from attnprobe.render.views import entropy, rank, sink
 from attnprobe.result import Result
@@ -38,11 +38,12 @@ def view(page: Page) -> Iterator[RenderableType]:
     )
     yield from _summary(page)
     width = page.strip_width
-    yield from _by_layer(page, width)
+    drawn = list(_by_layer(page, width))
+    yield from drawn
     yield from sinks(page)
     yield from entropy.collapsed(page)
     yield from massive(page)
-    yield from footer(page, "scan", *_remarks(page))
+    yield from footer(page, "scan", *_remarks(page, drawn))
 
 
 @dataclass(frozen=True)
@@ -149,10 +150,17 @@ def _by_layer(page: Page, width: int) -> Iterator[RenderableType]:
         yield from by_part(page, lambda part, layers: shares(part, layers) + rest(part, layers))
 
 
-def _remarks(page: Page) -> Iterator[str]:
-    yield (
-        f"heads: F-Attr, {strip_note(page)}, ▁ 0 to █ 1. H/ln n: entropy as a share of "
-        "what the visible keys allow. rank: used share of the layer's rank bound. max |h|: "
-        "largest activation behind the layer."
+def _remarks(page: Page, drawn: Sequence[RenderableType]) -> Iterator[str]:
+    yield legend(
+        drawn,
+        {
+            **sink.meanings(page),
+            "H/ln n": entropy.MEANING,
+            "rank": "used share of the layer's rank bound",
+            "gate": "its mean",
+            "max |h|": "largest activation behind the layer",
+            "erank": "effective rank of the layer's output",
+        },
     )
-    yield rank.bottleneck(page)
+    if has(page.results, ["erank"]):
+        yield rank.bottleneck(page)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from rich.console import RenderableType
 
@@ -17,6 +18,7 @@ from attnprobe.render.page import (
     figures,
     footer,
     headlines,
+    legend,
     mean,
     over_heads,
     percents,
@@ -32,17 +34,32 @@ def view(page: Page) -> Iterator[RenderableType]:
     """The page from top to bottom."""
     yield from headlines(page, headline.sink)
     width = page.strip_width
-    yield from by_part(page, lambda part, layers: _columns(part, layers, width))
+    drawn = list(by_part(page, lambda part, layers: _columns(part, layers, width)))
+    yield from drawn
     yield from sinks(page)
     yield from massive(page)
-    yield from footer(page, "sink", *_remarks(page))
+    yield from footer(page, "sink", legend(drawn, meanings(page)))
+
+
+def meanings(page: Page) -> dict[str, str]:
+    """What the columns of sinks mean."""
+    above = headline.epsilon(page.results[0])
+    return {
+        "F-Attr": "mean share of attention on the first token",
+        "floor": "what length and mask alone would give it",
+        "heads": f"F-Attr, {strip_note(page)}, ▁ 0 to █ 1",
+        "sinks": f"share of heads and documents in which the first token gets more than {above:g}",
+        "first 4": "attention on the first four tokens",
+        "drain": "size of the first token's value beside the others', 0 where it is drained",
+        "to none": "attention that goes to no token",
+    }
 
 
 def floor_columns(part: Part, layers: list[int], order: int = 0) -> list[Column]:
     """F-Attr, never without its floor."""
     return [
-        figures(part, layers, "f_attr", "F-Attr", order),
-        figures(part, layers, "f_attr_uniform", "floor", order),
+        replace(figures(part, layers, column, title, order), bundle="share")
+        for column, title in (("f_attr", "F-Attr"), ("f_attr_uniform", "floor"))
     ]
 
 
@@ -93,13 +110,3 @@ def _null_mass(part: Part, layers: list[int]) -> list[Column]:
 
 def _two(values: Sequence[float | None]) -> list[str]:
     return [significant(v, 2) for v in values]
-
-
-def _remarks(page: Page) -> Iterator[str]:
-    above = headline.epsilon(page.results[0])
-    yield (
-        "F-Attr: mean share of attention on the first token; floor: what length and mask alone "
-        f"would give it. heads: {strip_note(page)}, ▁ 0 to █ 1. sinks: share of heads and "
-        f"documents in which the first token gets more than {above:g}. drain: how large the first "
-        "token's value is beside the others', 1 as large, 0 drained."
-    )
