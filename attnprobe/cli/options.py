@@ -48,7 +48,7 @@ class Common:
         _option("--quiet", "-q", panel=OUTPUT, help="No progress bar and no notes on stderr."),
     ] = False
     verbose: Annotated[
-        bool, _option("--verbose", panel=OUTPUT, help="The whole traceback of an error.")
+        bool, _option("--verbose", panel=OUTPUT, help="Tracebacks of errors and warnings of libraries.")
     ] = False
 
 
@@ -247,7 +247,7 @@ def collected(
         def command(ctx: typer.Context, **values: Any) -> None:
             if wants_given:
                 values["given"] = frozenset(n for n in values if _typed(ctx, n))
-            with reporting(quiet=values["quiet"], verbose=values["verbose"]):
+            with reporting(verbose=values["verbose"]):
                 code = verb(into(**values)) or 0
             raise typer.Exit(code)
 

@@ -47,16 +47,17 @@ def show_traceback(error: BaseException) -> None:
 
 
 @contextmanager
-def reporting(*, quiet: bool, verbose: bool) -> Iterator[None]:
-    """Turns every error within into one line and an exit code, warnings into lines."""
+def reporting(*, verbose: bool) -> Iterator[None]:
+    """Turns every error within into one line and an exit code.
+
+    Warnings of libraries, which speak to programmers, become lines under --verbose only.
+    """
 
     def warn(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
         say("warning", str(message))
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore" if quiet else "default")
-        for noise in (DeprecationWarning, PendingDeprecationWarning, FutureWarning):
-            warnings.simplefilter("ignore", noise)
+        warnings.simplefilter("default" if verbose else "ignore")
         warnings.showwarning = warn
         try:
             yield
