@@ -1,0 +1,1 @@
+"""The verdict: checkpoints gathered, judged against rules and a baseline, reported."""
