@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -108,7 +109,7 @@ def load(
     """
     place, weights_dtype = find_device(device), DTYPES[dtype]
     path = address.path
-    if not path.exists():
+    if not os.path.exists(path):  # which a name too long for a file does not upset
         raise CheckpointError(_not_there(path))
     if model_config is None and _is_transformers(path):
         raise CheckpointError(
@@ -155,13 +156,21 @@ def find_device(name: str) -> torch.device:
 
 def _places(given: str) -> Iterator[Path]:
     path = Path(given).expanduser()
-    if path.is_dir():
-        inside = sorted((p for p in path.iterdir() if p.suffix in SUFFIXES), key=_natural)
+    if os.path.isdir(path):
+        inside = sorted((p for p in _listed(path) if p.suffix in SUFFIXES), key=_natural)
         yield from [path] if _is_transformers(path) or not inside else inside
-    elif not path.exists() and given in {address.name for address in packaged()}:
+    elif not os.path.exists(path) and given in {address.name for address in packaged()}:
         yield PRETRAINED / f"{given}.pt"
     else:
         yield path
+
+
+def _listed(folder: Path) -> list[Path]:
+    """What is in a folder; nothing in one that may not be opened, which loading it will say."""
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:

@@ -128,6 +128,13 @@ def test_what_is_not_there_lists_what_is(pretrained: Path) -> None:
         load(address)
 
 
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b", "", "no/such/folder/x.pt"])
+def test_names_of_no_file(pretrained: Path, name: str) -> None:
+    (address,) = addresses([name])
+    with pytest.raises(CheckpointError):
+        load(address)
+
+
 def test_a_transformers_folder_is_told_apart(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     (tmp_path / "model-00001-of-00002.safetensors").touch()

@@ -48,7 +48,8 @@ class Common:
         _option("--quiet", "-q", panel=OUTPUT, help="No progress bar and no notes on stderr."),
     ] = False
     verbose: Annotated[
-        bool, _option("--verbose", panel=OUTPUT, help="Tracebacks of errors and warnings of libraries.")
+        bool,
+        _option("--verbose", panel=OUTPUT, help="Tracebacks of errors, warnings of libraries."),
     ] = False
 
 

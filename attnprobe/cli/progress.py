@@ -22,17 +22,18 @@ class Bar:
 
     def say(self, what: str) -> None:
         """Something that goes on before there is anything to count."""
-        self._start = self._progress.add_task(what, total=None)
+        self._start = self._progress.add_task(what, total=None, count="")
 
     def add(self, name: str) -> Tick:
         """A line for a checkpoint; what is returned is called with samples done and in all."""
         if self._start is not None:
             self._progress.remove_task(self._start)
             self._start = None
-        task = self._progress.add_task(name, total=None)
+        task = self._progress.add_task(name, total=None, count="")
 
         def tick(done: int, total: int) -> None:
-            self._progress.update(task, completed=done, total=total)
+            count = f"{done:,} of {total:,} samples"
+            self._progress.update(task, completed=done, total=total, count=count)
 
         return tick
 
@@ -41,13 +42,12 @@ class Bar:
 def progress(quiet: bool) -> Iterator[Bar]:
     """The bar for as long as the block runs."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import BarColumn, Progress, TextColumn
 
     shown = Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("samples"),
+        TextColumn("{task.fields[count]}"),
         console=Console(stderr=True),
         transient=True,
         disable=quiet or not sys.stderr.isatty(),
