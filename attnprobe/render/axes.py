@@ -219,6 +219,11 @@ def marker(n: int) -> str:
     return MARKERS[n % len(MARKERS)]
 
 
+def dashes(n: int) -> Any:
+    """The line style of line number n."""
+    return DASHES[n % len(DASHES)]
+
+
 def titled(ax: Axes, text: str) -> None:
     """A title taken as it is: a $ in a name is no formula."""
     ax.set_title(printable(text), parse_math=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -26,12 +26,15 @@ class Part:
     result: Result
     stack: str
     kind: str
+    _rows: dict[str, pd.DataFrame] = field(default_factory=dict, init=False, repr=False)
 
     def rows(self, table: str) -> pd.DataFrame:
         """Its rows of a table, those without a layer left out."""
-        frame: pd.DataFrame = getattr(self.result, table)
-        mine = (frame["stack"] == self.stack) & (frame["kind"] == self.kind)
-        return frame[mine.fillna(False) & frame["layer"].notna()]
+        if table not in self._rows:
+            frame: pd.DataFrame = getattr(self.result, table)
+            mine = (frame["stack"] == self.stack) & (frame["kind"] == self.kind)
+            self._rows[table] = frame[mine.fillna(False) & frame["layer"].notna()]
+        return self._rows[table]
 
     @cached_property
     def layers(self) -> list[int]:

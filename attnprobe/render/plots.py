@@ -214,7 +214,7 @@ def _colour_layers(figure: Figure, ax: Any, lines: dict[int, Any]) -> None:
     """A few lines are named, each with a colour and dash of its own; many are coloured in order."""
     if len(lines) <= axes.NAMED_LINES:
         for n, (layer, line) in enumerate(lines.items()):
-            line.set(color=axes.colour(n), linestyle=axes.DASHES[n], label=f"layer {layer}")
+            line.set(color=axes.colour(n), linestyle=axes.dashes(n), label=f"layer {layer}")
         axes.plain_legend(ax)
         return
     scale = matplotlib.colors.Normalize(min(lines), max(lines))
@@ -232,8 +232,7 @@ def _spectra(named: Sequence[tuple[str, Result]]) -> Iterator[Drawing]:
         own = [
             (part, layer)
             for part in parts(result)
-            for layer in part.layers
-            if bool((part.rows("spectra")["layer"] == layer).any())
+            for layer in part.rows("spectra")["layer"].unique().tolist()
         ]
         if not own:
             continue
@@ -354,28 +353,45 @@ def _overview(named: Sequence[tuple[str, Result]]) -> Iterator[Drawing]:
         image = axes.heat_map(ax, part, "f_attr", top, "viridis")
         axes.titled(ax, label)
     _colour_bar(upper, image, list(grid), "F-Attr, share of attention", [p for _, p in mapped])
-    gates = [(n, label, axes.pooled_gate(part)) for n, (label, part) in enumerate(own)]
-    gated = [(n, label, row) for n, label, row in gates if row is not None and axes.unit_gate(row)]
-    left, right = lower.subplots(1, 2)
-    axes.by_layer(left, own, "f_attr", "f_attr_uniform")
-    left.set_ylabel("F-Attr, share of attention")
-    axes.titled(left, "Attention on the first token")
-    if gated:
-        for n, label, row in gated:
-            axes.gate_histogram(right, row, n, label)
-        axes.plain_legend(right)
-        right.set_ylim(bottom=0)
-        right.set_xlabel("value of the gate")
-        right.set_ylabel("share of values")
-        axes.titled(right, "How far the gate is open")
-    else:
-        for n, (label, part) in enumerate(own):
-            x, y = axes.mean_alpha(part)
-            right.plot(x, y, color=axes.colour(n), linestyle=axes.DASHES[n % 7], label=label)
-        axes.label_positions(right)
-        axes.titled(right, "Attention by position, mean of layers")
-        axes.plain_legend(right)
+    beside = _gate_panel(own) or _alpha_panel(own)
+    panels = lower.subplots(1, 2 if beside else 1, squeeze=False)[0]
+    axes.by_layer(panels[0], own, "f_attr", "f_attr_uniform")
+    panels[0].set_ylabel("F-Attr, share of attention")
+    axes.titled(panels[0], "Attention on the first token")
+    if beside is not None:
+        beside(panels[1])
     yield Drawing("overview", figure)
+
+
+def _gate_panel(own: Sequence[tuple[str, Part]]) -> Callable[[Any], None] | None:
+    """Draws the gates of all layers in one histogram; None without gates between 0 and 1."""
+    pooled = [(n, label, axes.pooled_gate(part)) for n, (label, part) in enumerate(own)]
+    gates = [(n, label, row) for n, label, row in pooled if row and axes.unit_gate(row)]
+
+    def draw(ax: Any) -> None:
+        for n, label, row in gates:
+            axes.gate_histogram(ax, row, n, label)
+        ax.set_ylim(bottom=0)
+        ax.set_xlabel("value of the gate")
+        ax.set_ylabel("share of values")
+        axes.titled(ax, "How far the gate is open")
+        axes.plain_legend(ax)
+
+    return draw if gates else None
+
+
+def _alpha_panel(own: Sequence[tuple[str, Part]]) -> Callable[[Any], None] | None:
+    """Draws attention over position, layers averaged; None where it was not measured."""
+    lines = [(n, label, *axes.mean_alpha(part)) for n, (label, part) in enumerate(own)]
+
+    def draw(ax: Any) -> None:
+        for n, label, x, y in lines:
+            ax.plot(x, y, color=axes.colour(n), linestyle=axes.dashes(n), label=label)
+        axes.label_positions(ax)
+        axes.titled(ax, "Attention by position, mean of layers")
+        axes.plain_legend(ax)
+
+    return draw if any(len(x) for _, _, x, _ in lines) else None
 
 
 VIEWS: dict[str, tuple[Maker, ...]] = {
