@@ -387,13 +387,16 @@ def next_token_nll(logits: Tensor, tokens: Tensor, ids: Tensor) -> list[list[flo
 class Layer:
     """One attention layer of a forward pass, all in float64."""
 
+    site: str
+    query_ids: Tensor  # (B, Tq)
+    key_ids: Tensor
     dense: Dense
     value: Tensor  # (B, K, T, d_v) as attention was given it
     gate: Tensor | None  # after its activation, as the gate module shapes it
     consumed: Tensor  # (B, T, H, d_v) what W_O is given
     w_o: Tensor  # (d_model, H·d_v)
     added: Tensor  # (B, T, d_model) what the layer adds, W_O's bias left out
-    block: Tensor  # (B, T, d_model) the residual stream behind the block
+    block: Tensor | None = None  # (B, T, d_model) the residual stream behind the block
 
 
 GATE_ACTIVATIONS = {
@@ -420,37 +423,132 @@ def decoder(
 ) -> tuple[list[Layer], Tensor]:
     """Every layer and the logits (B, T, V) of a decoder with those weights on those documents."""
     w = {name: tensor.double() for name, tensor in state.items()}
-    n_batch, n = tokens.shape
-    position = real_positions(ids)
+    x, position = _embedded(w, config, tokens, ids)
+    layers, x = _stack(w, config, "", x, position, ids, _causal(config, ids))
+    return layers, _logits(w, config, x)
+
+
+def encoder_decoder(
+    state: dict[str, Tensor],
+    config: dict,
+    tokens: Tensor,
+    ids: Tensor,
+    target: Tensor,
+    target_ids: Tensor,
+) -> tuple[list[Layer], Tensor]:
+    """Every layer, those of the encoder first, and the logits (B, Td, V) of the decoder."""
+    w = {name: tensor.double() for name, tensor in state.items()}
+    seen = (ids >= 0)[:, None, None]
+    x, position = _embedded(w, config, tokens, ids)
+    encoder, memory = _stack(w, config, "encoder.", x, position, ids, seen)
+    x, position = _embedded(w, config, target, target_ids)
+    decoder_layers, x = _stack(
+        w,
+        config,
+        "decoder.",
+        x,
+        position,
+        target_ids,
+        _causal(config, target_ids),
+        (memory, seen, ids),
+    )
+    return encoder + decoder_layers, _logits(w, config, x)
+
+
+Memory = tuple[Tensor, Tensor, Tensor]  # hidden states, which keys are seen, their ids
+
+
+def _causal(config: dict, ids: Tensor) -> Tensor:
+    n = ids.shape[1]
     i, j = torch.arange(n)[:, None], torch.arange(n)[None]
     visible = (j <= i) & (ids[:, :, None] == ids[:, None, :])
     if config["window"]:
         visible = visible & (i - j < config["window"])
-    visible = visible[:, None]
+    return visible[:, None]
+
+
+def _embedded(
+    w: dict[str, Tensor], config: dict, tokens: Tensor, ids: Tensor
+) -> tuple[Tensor, Tensor]:
+    position, width = real_positions(ids), config["d_model"]
     x = w["embedding.tokens.weight"][tokens]
-    width = config["d_model"]
     if config["positions"] == "learned":
         x = x + w["embedding.positions.weight"][position]
     if config["positions"] == "sinusoidal":
         angle = position[..., None] / 10000 ** (torch.arange(0, width, 2).double() / width)
-        code = torch.zeros(n_batch, n, width, dtype=torch.double)
+        code = torch.zeros(*tokens.shape, width, dtype=torch.double)
         code[..., 0::2], code[..., 1::2] = angle.sin(), angle.cos()
         x = x * math.sqrt(width) + code
+    return x, position
+
+
+def _logits(w: dict[str, Tensor], config: dict, x: Tensor) -> Tensor:
+    tied = config["tie_embeddings"]
+    return x @ w["embedding.tokens.weight" if tied else "embedding.unembedding.weight"].T
+
+
+def _under(w: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in w.items() if k.startswith(prefix)}
+
+
+def _stack(
+    w: dict[str, Tensor],
+    config: dict,
+    prefix: str,
+    x: Tensor,
+    position: Tensor,
+    ids: Tensor,
+    visible: Tensor,
+    memory: Memory | None = None,
+) -> tuple[list[Layer], Tensor]:
     layers = []
     for number in range(config["n_layers"]):
-        part = {
-            name.removeprefix(f"layers.{number}."): value
-            for name, value in w.items()
-            if name.startswith(f"layers.{number}.")
-        }
-        layer, x = _block(part, config, x, position, visible)
-        layers.append(layer)
-    if config["norm"] == "pre":
-        x = _norm(x, w, "norm")
-    out = w[
-        "embedding.tokens.weight" if config["tie_embeddings"] else "embedding.unembedding.weight"
-    ]
-    return layers, x @ out.T
+        path = f"{prefix}layers.{number}."
+        part = _under(w, path)
+        inner = _under(part, "attention.")
+        hidden = _read(part, config, x, "attention_norm")
+        own = _attention(inner, config, hidden, ids, position, visible)
+        own.site = path + "attention"
+        x = _after_branch(x, own, inner, config, part, "attention_norm")
+        layers.append(own)
+        if memory is not None:
+            inner = _under(part, "cross_attention.")
+            hidden = _read(part, config, x, "cross_attention_norm")
+            cross = _attention(inner, config, hidden, ids, None, memory[1], memory)
+            cross.site = path + "cross_attention"
+            x = _after_branch(x, cross, inner, config, part, "cross_attention_norm")
+            layers.append(cross)
+        x = own.block = _feed_forward(part, config, x)
+    return layers, _norm(x, w, f"{prefix}norm") if config["norm"] == "pre" else x
+
+
+def _read(w: dict[str, Tensor], config: dict, x: Tensor, name: str) -> Tensor:
+    """What a branch reads."""
+    return _norm(x, w, name) if config["norm"] == "pre" else x
+
+
+def _after_branch(
+    x: Tensor,
+    layer: Layer,
+    inner: dict[str, Tensor],
+    config: dict,
+    outer: dict[str, Tensor],
+    norm: str,
+) -> Tensor:
+    x = x + layer.added + inner.get("output.bias", 0) * _after(layer, config)
+    return x if config["norm"] == "pre" else _norm(x, outer, norm)
+
+
+def _feed_forward(w: dict[str, Tensor], config: dict, x: Tensor) -> Tensor:
+    h = _read(w, config, x, "feed_forward_norm")
+    up = _linear(h, w, "feed_forward.up")
+    if config["activation"] == "swiglu":
+        gate = _linear(h, w, "feed_forward.swish")
+        up = up * gate / (1 + torch.exp(-gate))
+    else:
+        up = GATE_ACTIVATIONS[config["activation"]](up)
+    x = x + _linear(up, w, "feed_forward.down")
+    return x if config["norm"] == "pre" else _norm(x, w, "feed_forward_norm")
 
 
 def _norm(x: Tensor, w: dict[str, Tensor], name: str) -> Tensor:
@@ -463,27 +561,6 @@ def _linear(x: Tensor, w: dict[str, Tensor], name: str) -> Tensor:
     return x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0)
 
 
-def _block(
-    w: dict[str, Tensor], config: dict, x: Tensor, position: Tensor, visible: Tensor
-) -> tuple[Layer, Tensor]:
-    pre = config["norm"] == "pre"
-    h = _norm(x, w, "attention_norm") if pre else x
-    part = {k.removeprefix("attention."): v for k, v in w.items() if k.startswith("attention.")}
-    layer = _attention(part, config, h, position, visible)
-    x = x + layer.added + w.get("attention.output.bias", 0) * _after(layer, config)
-    x = x if pre else _norm(x, w, "attention_norm")
-    h = _norm(x, w, "feed_forward_norm") if pre else x
-    up = _linear(h, w, "feed_forward.up")
-    if config["activation"] == "swiglu":
-        gate = _linear(h, w, "feed_forward.swish")
-        up = up * gate / (1 + torch.exp(-gate))
-    else:
-        up = GATE_ACTIVATIONS[config["activation"]](up)
-    x = x + _linear(up, w, "feed_forward.down")
-    layer.block = x if pre else _norm(x, w, "feed_forward_norm")
-    return layer, layer.block
-
-
 def _after(layer: Layer, config: dict) -> Tensor | float:
     """What W_O's bias is multiplied by: a gate behind W_O takes it too."""
     gate = config["gate"]
@@ -492,16 +569,23 @@ def _after(layer: Layer, config: dict) -> Tensor | float:
 
 
 def _attention(
-    w: dict[str, Tensor], config: dict, x: Tensor, position: Tensor, visible: Tensor
+    w: dict[str, Tensor],
+    config: dict,
+    x: Tensor,
+    ids: Tensor,
+    position: Tensor | None,
+    visible: Tensor,
+    memory: Memory | None = None,
 ) -> Layer:
     n_heads, n_groups, width = config["n_heads"], config["n_kv_heads"], config["head_dim"]
-    n_batch, n, _ = x.shape
-    q = _linear(x, w, "query").view(n_batch, n, n_heads, width)
-    k = _linear(x, w, "key").view(n_batch, n, n_groups, width)
-    v = _linear(x, w, "value").view(n_batch, n, n_groups, width)
+    source, _, key_ids = (x, visible, ids) if memory is None else memory
+    q = _linear(x, w, "query").unflatten(-1, (n_heads, width))
+    k = _linear(source, w, "key").unflatten(-1, (n_groups, width))
+    v = _linear(source, w, "value").unflatten(-1, (n_groups, width))
     place, g = config["gate"]["position"], None
     if place != "none":
-        g = _gate(w, config, x, {"G2": n_groups, "G3": n_groups, "G5": 1}.get(place, n_heads))
+        heads = {"G2": n_groups, "G3": n_groups, "G5": 1}.get(place, n_heads)
+        g = _gate(w, config, source if place in ("G2", "G3") else x, heads)
     multiply = config["gate"]["mode"] == "multiplicative"
 
     def gated(name: str, value: Tensor) -> Tensor:
@@ -510,13 +594,13 @@ def _attention(
         return value * g if multiply else value + g
 
     q, k, v = gated("G4", q), gated("G3", k), gated("G2", v)
-    if config["positions"] == "rotary":
+    if config["positions"] == "rotary" and position is not None:
         q, k = _rotate(q, position), _rotate(k, position)
     v = v.transpose(1, 2)
     dense = attend(q.transpose(1, 2), k.transpose(1, 2), v, visible)
     consumed = gated("G1", dense.output.transpose(1, 2))
-    added = gated("G5", consumed.reshape(n_batch, n, -1) @ w["output.weight"].T)
-    return Layer(dense, v, g, consumed, w["output.weight"], added, added)
+    added = gated("G5", consumed.flatten(2) @ w["output.weight"].T)
+    return Layer("", ids, key_ids, dense, v, g, consumed, w["output.weight"], added)
 
 
 def _rotate(x: Tensor, position: Tensor) -> Tensor:
@@ -543,27 +627,26 @@ def _gate(w: dict[str, Tensor], config: dict, x: Tensor, heads: int) -> Tensor:
 # all tables of a scan, from the layers
 
 
+SHARED = ("f_attr", "f_attr_uniform", "alpha_first", "first4", "null_mass", "value_drain")
+SHARED += ("entropy", "entropy_norm", "entropy_nosink")
+
+
 def tables(
-    layers: list[Layer],
-    logits: Tensor,
-    tokens: Tensor,
-    ids: Tensor,
-    config: dict,
-    epsilon: float = 0.3,
-    pre_gate: bool = False,
+    layers: list[Layer], config: dict, epsilon: float = 0.3, pre_gate: bool = False
 ) -> dict[str, dict]:
-    """Figures by table and key: heads (layer, head), layers layer, samples (layer, head, document).
+    """Figures by table and key: heads (site, head), layers site, samples (site, head, document).
 
     A figure that does not exist is NaN.
     """
-    found: dict[str, dict] = {"heads": {}, "layers": {}, "samples": {}, "sinks": {}, "gates": {}}
+    found: dict[str, dict] = {name: {} for name in ("heads", "layers", "samples", "sinks")}
     rates_of_all: list[float] = []
-    for number, layer in enumerate(layers):
+    for layer in layers:
+        ids = layer.query_ids, layer.key_ids
         n_heads = layer.dense.weights.shape[1]
-        sink = sink_figures(layer.dense, ids, ids)
-        spread = entropy_figures(layer.dense, ids, ids)
-        drain = value_drain(layer.value, layer.w_o, ids, n_heads)
-        rank_heads, rank_layer = layer_ranks(layer, ids, config, pre_gate)
+        sink = sink_figures(layer.dense, *ids)
+        spread = entropy_figures(layer.dense, *ids)
+        drain = value_drain(layer.value, layer.w_o, layer.key_ids, n_heads)
+        rank_heads, rank_layer = layer_ranks(layer, config, pre_gate)
         heads = []
         rates_of_layer: list[float] = []
         for h in range(n_heads):
@@ -575,6 +658,7 @@ def tables(
                 if r["seeing"] and r["alpha_uniform"] <= epsilon / 2
             ]
             rates_of_layer += rates
+            logits = layer.dense.logits[:, h][layer.query_ids >= 0]
             head = {
                 "f_attr": pooled(own, "f_attr", "queries"),
                 "f_attr_uniform": pooled(own, "f_attr_uniform", "queries"),
@@ -587,46 +671,48 @@ def tables(
                 "entropy_norm": pooled(nats, "entropy_norm", "several"),
                 "entropy_nosink": pooled(nats, "entropy_nosink", "other"),
                 "all": [x for r in nats for x in r["all"]],
+                "max_logit": float(logits.max()),
                 **rank_heads[h],
             }
-            head["collapsed"] = float(head["entropy_norm"] < 0.03)
+            collapsed = float(head["entropy_norm"] < 0.03)
+            head["collapsed"] = math.nan if math.isnan(head["entropy_norm"]) else collapsed
             heads.append(head)
-            found["heads"][number, h] = head
+            found["heads"][layer.site, h] = head
             for d in range(len(own)):
-                found["samples"][number, h, d] = {
+                found["samples"][layer.site, h, d] = {
                     **{c: own[d][c] for c in ("f_attr", "f_attr_uniform", "alpha_first")},
                     **{c: own[d][c] for c in ("queries", "first4", "null_mass")},
                     **{c: nats[d][c] for c in ("entropy", "entropy_norm", "entropy_nosink")},
                     "value_drain": drain[d][h],
                 }
         rates_of_all += rates_of_layer
-        shared = ("f_attr", "f_attr_uniform", "alpha_first", "first4", "null_mass", "value_drain")
-        shared += ("entropy", "entropy_norm", "entropy_nosink")
-        found["layers"][number] = {
-            **{c: mean([head[c] for head in heads]) for c in shared},
+        found["layers"][layer.site] = {
+            **{c: mean([head[c] for head in heads]) for c in SHARED},
             "sink_rate": mean(rates_of_layer),
             "collapsed": sum(head["collapsed"] for head in heads),
+            "max_logit": max(head["max_logit"] for head in heads),
             "all": [x for head in heads for x in head["all"]],
             **rank_layer,
             "erank_head": mean([head["erank"] for head in heads if head["erank"] is not None]),
-            "m_act": float(layer.block[ids >= 0].abs().max()),
         }
-        found["sinks"][number] = sinks(layer.dense, ids, ids, epsilon)
-    nll = next_token_nll(logits, tokens, ids)
-    flat = [x for row in nll for x in row]
-    means = [c for c, v in found["layers"][0].items() if isinstance(v, float)]
-    found["model"] = {c: mean([row[c] for row in found["layers"].values()]) for c in means}
+        if layer.block is not None:
+            largest = float(layer.block[layer.query_ids >= 0].abs().max())
+            found["layers"][layer.site]["m_act"] = largest
+        found["sinks"][layer.site] = sinks(layer.dense, *ids, epsilon)
+    rows = list(found["layers"].values())
+    means = [c for c, v in rows[0].items() if isinstance(v, (int, float))]
+    found["model"] = {c: mean([row[c] for row in rows if c in row]) for c in means}
     found["model"]["sink_rate"] = mean(rates_of_all)
-    found["model"]["collapsed"] = sum(row["collapsed"] for row in found["layers"].values())
-    found["model"]["ppl"] = math.exp(mean(flat)) if flat else math.nan
-    found["nll"] = {d: mean(row) for d, row in enumerate(nll)}
+    found["model"]["collapsed"] = sum(row["collapsed"] for row in rows)
+    found["model"]["max_logit"] = max(row["max_logit"] for row in rows)
     return found
 
 
-def layer_ranks(layer: Layer, ids: Tensor, config: dict, pre_gate: bool) -> tuple[list[dict], dict]:
+def layer_ranks(layer: Layer, config: dict, pre_gate: bool) -> tuple[list[dict], dict]:
     """Ranks by head, of the stacked M_h, and of the layer's M."""
+    valid = layer.query_ids >= 0
     given = layer.dense.output.transpose(1, 2) if pre_gate else layer.consumed  # (B, T, H, d_v)
-    rows = given[ids >= 0]  # (N, H, d_v)
+    rows = given[valid]  # (N, H, d_v)
     n_heads, width = rows.shape[1:]
     d_model = len(layer.w_o)
     parts = [
@@ -635,7 +721,7 @@ def layer_ranks(layer: Layer, ids: Tensor, config: dict, pre_gate: bool) -> tupl
     bound = min(n_heads * width, d_model)
     if config["gate"]["position"] == "G5" and not pre_gate:
         empty = dict.fromkeys(RANK_COLUMNS, math.nan)
-        return [{**empty, "sigma": []} for _ in parts], ranks(layer.added[ids >= 0].numpy(), bound)
+        return [{**empty, "sigma": []} for _ in parts], ranks(layer.added[valid].numpy(), bound)
     return [ranks(part, width) for part in parts], ranks(sum(parts), bound)
 
 

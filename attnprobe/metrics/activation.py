@@ -78,7 +78,7 @@ def _massive(site: Site, hidden: Tensor, documents: Documents, before: int) -> l
         own = documents.index[row] == d
         values = hidden[row][own].float()  # (tokens, d_model)
         size = values.abs()
-        median = float(size.median())
+        median = _median(size)
         found = ((size > LARGE) & (size >= TIMES_MEDIAN * median)).nonzero().tolist()
         positions = documents.position[row][own].tolist()
         rows += sorted(
@@ -96,3 +96,10 @@ def _massive(site: Site, hidden: Tensor, documents: Documents, before: int) -> l
             key=lambda r: -abs(r["value"]),
         )
     return rows
+
+
+def _median(values: Tensor) -> float:
+    """The mean of the two middle ones where their number is even; torch takes the lower."""
+    flat, n = values.flatten(), values.numel()
+    low, high = flat.kthvalue((n + 1) // 2).values, flat.kthvalue(n // 2 + 1).values
+    return (float(low) + float(high)) / 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,7 @@ QUANTILES = {"entropy_p05": 0.05, "entropy_p50": 0.5, "entropy_p95": 0.95}
 BIN_WIDTH = 1 / 128  # nats
 MAX_ENTROPY = 16  # nats, the entropy of nine million equal keys
 COLLAPSED = 0.03
+FEW_KEYS = "no query sees enough keys: one besides the first, or two of any"
 ON_REQUEST = "measured when asked for (max_logit=True, --max-logit): it takes the slower engine"
 
 
@@ -27,6 +29,12 @@ class _Site:
     histogram: Histogram
     max_logit: Tensor  # (H,)
     means: DocumentMeans = field(default_factory=DocumentMeans)
+
+    @classmethod
+    def empty(cls, heads: int) -> _Site:
+        edges = torch.arange(0, MAX_ENTROPY + BIN_WIDTH, BIN_WIDTH, dtype=torch.double)
+        least = torch.full((heads,), -torch.inf, dtype=torch.double)
+        return cls(Histogram(heads, edges), least)
 
 
 class Entropy(Metric):
@@ -50,11 +58,8 @@ class Entropy(Metric):
 
     def attention(self, call: AttentionCall, stats: AttentionStats | None) -> None:
         assert stats is not None
-        if call.site not in self._sites:
-            edges = torch.arange(0, MAX_ENTROPY + BIN_WIDTH, BIN_WIDTH, dtype=torch.double)
-            least = torch.full((call.heads,), -torch.inf, dtype=torch.double)
-            self._sites[call.site] = _Site(Histogram(call.heads, edges), least)
-        site, documents = self._sites[call.site], call.queries
+        site = self._sites.setdefault(call.site, _Site.empty(call.heads))
+        documents = call.queries
         valid = stats.valid.expand_as(stats.entropy)
         several = stats.visible >= 2
         norm = stats.entropy / stats.visible.clamp_min(2).log()
@@ -68,10 +73,7 @@ class Entropy(Metric):
 
     def merge(self, other: Entropy) -> None:
         for key, theirs in other._sites.items():
-            if key not in self._sites:
-                self._sites[key] = theirs
-                continue
-            ours = self._sites[key]
+            ours = self._sites.setdefault(key, _Site.empty(len(theirs.max_logit)))
             ours.histogram.merge(theirs.histogram)
             ours.means.merge(theirs.means)
             ours.max_logit = torch.maximum(ours.max_logit, theirs.max_logit)
@@ -87,12 +89,15 @@ class Entropy(Metric):
             layer["max_logit"] = max(
                 (h["max_logit"] for h in heads if h["max_logit"] is not None), default=None
             )
-            layer["collapsed"] = sum(bool(h["collapsed"]) for h in heads)
+            layer["collapsed"] = _total(h["collapsed"] for h in heads)
             tables.add("heads", heads)
             tables.add("layers", [layer])
             tables.add("samples", self._samples(key, site))
             if layer["max_logit"] is None:
                 tables.missing("max_logit", ON_REQUEST, key)
+            for column in (*MEANS, "collapsed"):
+                if any(h[column] is None for h in heads):
+                    tables.missing(column, FEW_KEYS, key)
         layers = tables.rows.get("layers", [])
         model = model_means(layers, (*MEANS, *QUANTILES))
         for row in model:
@@ -100,7 +105,7 @@ class Entropy(Metric):
             row["max_logit"] = max(
                 (r["max_logit"] for r in own if r["max_logit"] is not None), default=None
             )
-            row["collapsed"] = sum(r["collapsed"] for r in own)
+            row["collapsed"] = _total(r["collapsed"] for r in own)
         tables.add("model", model)
         return tables
 
@@ -125,3 +130,9 @@ class Entropy(Metric):
             for d in range(documents)
             for h in range(len(site.max_logit))
         ]
+
+
+def _total(counts: Iterable[float | None]) -> float | None:
+    """The sum of what is known, None where nothing is."""
+    known = [c for c in counts if c is not None]
+    return sum(known) if known else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ THRESHOLDS = {"1e-3": 1e-3, "1e-2": 1e-2, "1e-1": 1e-1}
 BOUNDED = ("sigmoid", "half-sigmoid")
 BINS, FINE = 50, 20  # bins that are shown over [0, 1], and how many finer ones each is kept in
 NO_GATE = "no gate at this attention layer"
+NOT_BY_HEAD = "the query heads have no gates of their own: the layer's figures hold for all"
 NOT_G1 = "skipping is priced for a multiplicative gate at G1 only"
 
 
@@ -116,10 +117,9 @@ class Gates(Metric):
     def merge(self, other: Gates) -> None:
         self._ungated |= other._ungated
         for key, theirs in other._sites.items():
-            if key not in self._sites:
-                self._sites[key] = theirs
-                continue
-            ours = self._sites[key]
+            none = Histogram(theirs.heads, theirs.histogram.edges)
+            fresh = replace(theirs, histogram=none, means=DocumentMeans(), energy=None)
+            ours = self._sites.setdefault(key, fresh)
             ours.means.merge(theirs.means)
             ours.histogram.merge(theirs.histogram)
             if theirs.energy is not None:
@@ -141,6 +141,8 @@ class Gates(Metric):
                     ],
                 )
                 tables.add("samples", _samples(key, site))
+            else:
+                tables.missing("gate of heads", NOT_BY_HEAD, key)
             if not _priced(site.gate):
                 tables.missing("skip_error", NOT_G1, key)
         for key, reason in self._ungated.items():

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -34,6 +34,8 @@ ROWS_AT_ONCE = 2048
 SPLIT = 192  # columns below which a Gram matrix is not worth cutting
 FLAT = 1e-12  # 1 - mean_share below this leaves no rows to speak of once the mean is gone
 EPS = torch.finfo(torch.float32).eps
+NO_SPREAD = "all rows are equal: nothing is left of them without their mean"
+ALL_ZERO = "what is added to the residual stream is zero"
 AFTER_OUTPUT = "a gate after W_O (G5) mixes the heads: only the layer's figure exists"
 
 
@@ -55,7 +57,7 @@ class Scatter:
     def merge(self, other: Scatter) -> None:
         """Adds the rows of another."""
         if other.mean is not None and other.scatter is not None:
-            self._combine(other.count, other.mean, other.scatter)
+            self._combine(other.count, other.mean.clone(), other.scatter.clone())
 
     def _combine(self, count: int, mean: Tensor, scatter: Tensor) -> None:
         if self.mean is None or self.scatter is None:
@@ -135,10 +137,7 @@ class Rank(Metric):
 
     def merge(self, other: Rank) -> None:
         for key, theirs in other._sites.items():
-            if key not in self._sites:
-                self._sites[key] = theirs
-                continue
-            self._sites[key].rows.merge(theirs.rows)
+            self._sites.setdefault(key, replace(theirs, rows=Scatter())).rows.merge(theirs.rows)
 
     def tables(self) -> Tables:
         tables = Tables()
@@ -182,6 +181,10 @@ def _site_tables(item: tuple[Site, _Site]) -> Tables:
     heads, spectra = _head_rows(key, site)
     layer, spectrum = _layer_row(key, site)
     layer["erank_head"] = mean(row["erank"] for row in heads)
+    if any(row["erank"] is None for row in (layer, *heads)):
+        tables.missing("rank", ALL_ZERO, key)
+    elif any(row["erank_centered"] is None for row in (layer, *heads)):
+        tables.missing("erank_centered", NO_SPREAD, key)
     tables.add("heads", heads)
     tables.add("layers", [layer])
     tables.add("spectra", [*spectrum, *spectra])
