@@ -1,0 +1,505 @@
+"""Rules on figures, and the judging of results by them. Pure: results in, findings out.
+
+A figure that is missing, null, NaN or infinite breaks the rule that needs it, and so does an empty
+table; only tables of finds (`sinks`, `massive`) may be empty where their metric was measured.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from attnprobe.audit import figures, runs
+from attnprobe.audit.findings import PLACES, Change, Finding, Level, Place, Source
+from attnprobe.audit.globs import fits_result
+from attnprobe.audit.selection import MIXED, Selected, looked_for, select
+from attnprobe.render.names import labels
+from attnprobe.result import TABLES, Result
+
+Scope = Literal["model", "layer", "head"]
+Aggregate = Literal["each", "mean", "max", "min", "p05", "p50", "p95", "count", "share"]
+Table = Literal[
+    *("model", "layers", "heads", "samples", "sinks", "positions", "gates", "spectra", "massive"),
+]
+_OF_SCOPE = {"model": "model", "layer": "layers", "head": "heads"}
+_MISSING_HINT = (
+    "measure it, or turn this rule off for the checkpoint with level = \"off\" in [[overrides]]"
+)
+
+
+def _indices(value: Any) -> Any:
+    """`"0-3,-1"`, 2 or [0, 1] as a list."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return [value]
+    if not isinstance(value, str):
+        return value
+    numbers: list[int] = []
+    for part in value.split(","):
+        match = re.fullmatch(r"\s*(-?\d+)(?:\s*-\s*(\d+))?\s*", part, re.ASCII)
+        if match is None or (match[2] and not 0 <= int(match[1]) <= int(match[2]) < 100_000):
+            raise ValueError(f"{part.strip()!r} is no range: write 3, \"0-3\" or \"0-3,-1\"")
+        numbers += range(int(match[1]), int(match[2] or match[1]) + 1)
+    return numbers
+
+
+def _globs(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+@dataclass(frozen=True)
+class Step:
+    """The largest change that is let pass, absolute or as a share of the value before."""
+
+    absolute: float = 0.0
+    relative: float = 0.0
+
+    def room(self, before: float) -> float:
+        """How far a figure may move from `before`."""
+        return max(self.absolute, self.relative * abs(before))
+
+    def __str__(self) -> str:
+        parts = [f"{self.absolute:g}"] if self.absolute or not self.relative else []
+        return " or ".join([*parts, *([f"{100 * self.relative:g}%"] if self.relative else [])])
+
+
+def _step(value: Any) -> Any:
+    """0.1, or "10%" of the value before."""
+    if isinstance(value, Step):
+        return value
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        step = Step(absolute=float(value))
+    elif isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?\s*%", value.strip(), re.ASCII):
+        step = Step(relative=float(value.strip().rstrip("%")) / 100)
+    else:
+        raise ValueError('write a number, or a share of the value before such as "10%"')
+    if not (math.isfinite(step.absolute) and step.absolute >= 0):
+        raise ValueError("must be a finite number, 0 or more")
+    return step
+
+
+Indices = Annotated[list[int], BeforeValidator(_indices)]
+Globs = Annotated[list[str], BeforeValidator(_globs)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Limit = Annotated[Any, BeforeValidator(_step)]
+
+
+class Rule(BaseModel):
+    """A bound on a figure.
+
+    Raises:
+        pydantic.ValidationError: unknown keys, metrics or tables, or bounds that make no rule.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    metric: str = Field(description="a column of the table, as in docs/definitions.md")
+    table: Table = Field(
+        default="model",
+        description="model, layers, heads, samples, sinks, positions, gates, spectra or massive",
+    )
+    scope: Scope | None = Field(
+        default=None,
+        description="model, layer or head: names the table model, layers or heads; with the "
+        "tables gates and spectra it chooses between their rows of layers and of heads",
+    )
+    aggregate: Aggregate = Field(
+        default="each",
+        description="each: every row keeps the bounds. Else the bounds are for one number: mean, "
+        "max, min, p05, p50 or p95 of the rows, how many there are (count), or what share (share)",
+    )
+    min: Number | None = Field(default=None, description="smallest value that is fine")
+    max: Number | None = Field(default=None, description="largest value that is fine")
+    above: Number | None = Field(
+        default=None, description="for count and share: only rows with a larger value"
+    )
+    below: Number | None = Field(
+        default=None, description="for count and share: only rows with a smaller value"
+    )
+    max_increase: Limit | None = Field(
+        default=None,
+        description="largest increase from one checkpoint of a run to the next, as a number or "
+        'as a share such as "10%"',
+    )
+    max_decrease: Limit | None = Field(default=None, description="largest decrease, likewise")
+    layers: Indices | None = Field(
+        default=None, description='only these, as 3, [0, 1] or "0-3,-1"; -1 is the last'
+    )
+    heads: Indices | None = Field(default=None, description="only these, likewise")
+    kind: Literal["self", "cross"] | None = Field(
+        default=None, description="only this kind of attention"
+    )
+    stack: str | None = Field(default=None, description="only this stack, as in decoder")
+    checkpoints: Globs | None = Field(
+        default=None, description="only checkpoints whose name or path matches one of these globs"
+    )
+    level: Level = Field(
+        default="error", description="error fails the audit, warn is shown, off is not judged"
+    )
+    hint: str | None = Field(default=None, description="what to do about it, instead of our words")
+    id: str = Field(
+        default="",
+        pattern=r"^[^\s\x00-\x1f\x7f]*$",
+        description="a name for reports, overrides and waivers; with the id of a preset's rule, "
+        "only the keys given here replace those of the preset",
+    )
+    source: Source = Field(default=Source(), exclude=True, repr=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _table_of_scope(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        scope, table = data.get("scope"), data.get("table")
+        if scope in _OF_SCOPE and table is None:
+            return {**data, "table": _OF_SCOPE[scope]}
+        return data
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Rule:
+        fault = _fault(self)
+        if fault:
+            raise ValueError(fault)
+        if not self.id:
+            object.__setattr__(self, "id", default_id(self))
+        return self
+
+    @property
+    def is_trend(self) -> bool:
+        """Whether it bounds changes along a run instead of values."""
+        return self.max_increase is not None or self.max_decrease is not None
+
+    @property
+    def subject(self) -> str:
+        """The figure in words."""
+        name = f"{self.table}.{self.metric}"
+        if self.aggregate == "each":
+            return name
+        beyond = [f"> {self.above:g}"] if self.above is not None else []
+        beyond += [f"< {self.below:g}"] if self.below is not None else []
+        which = f" {' and '.join(beyond)}" if beyond else ""
+        return f"{self.aggregate} of {name}{which}"
+
+    @property
+    def expected(self) -> str:
+        """The bounds in words."""
+        if self.is_trend:
+            parts = [("rise", self.max_increase), ("fall", self.max_decrease)]
+            said = [f"a {word} of at most {step}" for word, step in parts if step is not None]
+            return " and ".join(said)
+        return _between(self.min, self.max)
+
+
+def default_id(rule: Rule) -> str:
+    """What a rule without a name is called."""
+    parts = [rule.table, rule.metric, *([] if rule.aggregate == "each" else [rule.aggregate])]
+    return ".".join([*parts, *(["trend"] if rule.is_trend else [])])
+
+
+def judge(
+    results: Sequence[Result],
+    rules: Sequence[Rule] | Callable[[Result], Sequence[Rule]],
+) -> list[Finding]:
+    """Judges every result by every rule that is for it, rules of level "off" left out.
+
+    Args:
+        results: of one or several checkpoints; those of one run, told by folder, model and seed
+            and put in order of their training step, make a trend.
+        rules: the same for all, or a function that gives those of a result.
+
+    Returns:
+        By result, then by rule.
+    """
+    before = runs.predecessors(results)
+    found = []
+    for name, result in zip(labels(results), results, strict=True):
+        for rule in rules(result) if callable(rules) else rules:
+            if rule.level == "off" or not fits_result(rule.checkpoints, result):
+                continue
+            verdict = _trend(rule, result, before) if rule.is_trend else _bounds(rule, result)
+            if verdict is not None:
+                found.append(_finding(name, rule, result, verdict))
+    return found
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of a figure, before it is put in words."""
+
+    found: float | None
+    places: Sequence[Place] = ()
+    rows: int = 0
+    broken: int = 0
+    reason: str | None = None
+    too_high: bool = True
+    change: Change | None = None
+
+
+def _bounds(rule: Rule, result: Result) -> Verdict:
+    """A rule with a least and a largest value."""
+    rows = select(result, rule)
+    gap = _gap(rule, rows)
+    if gap is not None:
+        return gap
+    if rule.aggregate == "each":
+        return _every(rule, rows)
+    value = aggregated(rule, rows)
+    if not math.isfinite(value):
+        return Verdict(None, reason="it is too large a number", rows=len(rows.values), broken=1)
+    high, low = _beyond(rule, np.array([value]))
+    places = _extremes(rule, rows, largest=not low[0]) if high[0] or low[0] else ()
+    broken = int(high[0] or low[0])
+    return Verdict(value, places, len(rows.values), broken, too_high=not low[0])
+
+
+def _gap(rule: Rule, rows: Selected) -> Verdict | None:
+    """What is missing of the rows a rule needs, None where nothing is."""
+    count = len(rows.values)
+    if rows.problem is not None:
+        return Verdict(None, rows=count, broken=1, reason=rows.problem)
+    missing = np.flatnonzero(~np.isfinite(rows.values))
+    if len(missing):
+        places = [rows.place(int(i)) for i in missing[:PLACES]]
+        reason = places[0].reason or "it is null"
+        of_rows = f", in {len(missing)} of {count} rows" if count > 1 else ""
+        return Verdict(None, places, count, len(missing), f"{reason}{of_rows}")
+    if rule.table in figures.EVENTS:
+        reason = looked_for(rows.result, rule)
+        if reason is not None:
+            return Verdict(None, rows=count, broken=1, reason=reason)
+        if count == 0 and rule.aggregate != "count":
+            told = f'the table {rule.table} is empty; aggregate = "count" lets it be'
+            return Verdict(None, broken=1, reason=told)
+    return None
+
+
+def _every(rule: Rule, rows: Selected) -> Verdict:
+    """A rule that every row must keep."""
+    values = rows.values
+    high, low = _beyond(rule, values)
+    excess = np.where(high, values - (rule.max or 0.0), (rule.min or 0.0) - values)
+    broken = np.flatnonzero(high | low)
+    if len(broken) == 0:
+        return Verdict(_closest(rule, values), rows=len(values))
+    order = broken[np.argsort(-excess[broken], kind="stable")]
+    worst = int(order[0])
+    places = [rows.place(int(i)) for i in order[:PLACES]]
+    return Verdict(
+        float(values[worst]), places, len(values), len(broken), too_high=bool(high[worst])
+    )
+
+
+def _beyond(rule: Rule, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Which values are above and below the bounds, both (rows,) bool."""
+    nowhere = np.zeros(len(values), dtype=bool)
+    high = values > rule.max if rule.max is not None else nowhere
+    low = values < rule.min if rule.min is not None else nowhere
+    return high, low
+
+
+def _closest(rule: Rule, values: np.ndarray) -> float:
+    """Of values within the bounds, the one nearest to either."""
+    rooms = [(rule.max - values.max(), values.max())] if rule.max is not None else []
+    rooms += [(values.min() - rule.min, values.min())] if rule.min is not None else []
+    return float(min(rooms)[1])
+
+
+def aggregated(rule: Rule, rows: Selected) -> float:
+    """The one number that a rule makes of its rows."""
+    values = rows.values
+    if rule.aggregate in ("count", "share"):
+        counted = int(np.count_nonzero(_counted(rule, rows)))
+        return float(counted) if rule.aggregate == "count" else counted / len(values)
+    with np.errstate(all="ignore"):
+        if rule.aggregate.startswith("p"):
+            return float(np.quantile(values, int(rule.aggregate[1:]) / 100))
+        return float({"mean": np.mean, "max": np.max, "min": np.min}[rule.aggregate](values))
+
+
+def _counted(rule: Rule, rows: Selected) -> np.ndarray:
+    """Which rows `count` counts, (rows,) bool: of a yes-or-no column those that say yes."""
+    values = rows.values
+    counted = values != 0 if rows.is_flag else np.ones(len(values), dtype=bool)
+    if rule.above is not None:
+        counted &= values > rule.above
+    if rule.below is not None:
+        counted &= values < rule.below
+    return counted
+
+
+def _extremes(rule: Rule, rows: Selected, largest: bool) -> list[Place]:
+    """The rows that drive an aggregate: those counted, or the largest or smallest."""
+    candidates = np.arange(len(rows.values))
+    if rule.aggregate in ("count", "share"):
+        if not largest:
+            return []  # too few were found: there is no row to show for it
+        candidates = np.flatnonzero(_counted(rule, rows))
+    values = rows.values[candidates]
+    order = candidates[np.argsort(-values if largest else values, kind="stable")]
+    return [rows.place(int(i)) for i in order[: PLACES if rule.aggregate == "count" else 3]]
+
+
+def _trend(rule: Rule, result: Result, before: dict[int, Result | None]) -> Verdict | None:
+    """A rule on what changed since the step before; None at the first step of a run."""
+    if id(result) not in before:
+        return Verdict(None, broken=1, reason=runs.why_no_run(result))
+    earlier = before[id(result)]
+    if earlier is None:
+        return None
+    against = f"at step {runs.step_of(earlier)}"
+    return changed(rule, result, earlier, rule.max_increase, rule.max_decrease, against)
+
+
+def changed(
+    rule: Rule, now: Result, before: Result, rise: Step | None, fall: Step | None, against: str
+) -> Verdict:
+    """A figure held against what it was, row by row where the rule is for each of them."""
+    rows, old = select(now, rule), select(before, rule)
+    gap = _gap(rule, rows)
+    if gap is not None:
+        return gap
+    old_gap = _gap(rule, old)
+    if old_gap is not None:
+        reason = f"{against}: {old_gap.reason}"
+        return Verdict(None, rows=len(rows.values), broken=1, reason=reason)
+    if rule.aggregate != "each":
+        new_value, old_value = aggregated(rule, rows), aggregated(rule, old)
+        pairs = [(new_value, old_value)]
+    else:
+        olds = {old.key(i): float(v) for i, v in enumerate(old.values)}
+        keys = [rows.key(i) for i in range(len(rows.values))]
+        absent = [key for key in keys if key not in olds]
+        if absent or len(olds) != len(keys):
+            return Verdict(
+                None, rows=len(keys), broken=1, reason=f"{against} the rows were others"
+            )
+        pairs = [(float(v), olds[key]) for v, key in zip(rows.values, keys, strict=True)]
+    return _moved(rule, rows, pairs, rise, fall, against)
+
+
+def _moved(
+    rule: Rule,
+    rows: Selected,
+    pairs: Sequence[tuple[float, float]],
+    rise: Step | None,
+    fall: Step | None,
+    against: str,
+) -> Verdict:
+    """The verdict on pairs of a value and the one before it."""
+    if not all(math.isfinite(v) for pair in pairs for v in pair):
+        return Verdict(None, rows=len(pairs), broken=1, reason="it is too large a number")
+    high = [rise is not None and new > old + rise.room(old) for new, old in pairs]
+    low = [fall is not None and new < old - fall.room(old) for new, old in pairs]
+    broken = [i for i in range(len(pairs)) if high[i] or low[i]]
+    order = sorted(broken or range(len(pairs)), key=lambda i: -abs(pairs[i][0] - pairs[i][1]))
+    worst = order[0]
+    places = []
+    if rule.aggregate == "each":
+        places = [rows.place(i, before=pairs[i][1]) for i in order[:PLACES] if i in broken]
+    verdict: Any = "regression" if broken else "unchanged"
+    return Verdict(
+        pairs[worst][0],
+        places,
+        len(pairs),
+        len(broken),
+        too_high=pairs[worst][0] > pairs[worst][1],
+        change=Change(pairs[worst][1], verdict, against),
+    )
+
+
+def _finding(name: str, rule: Rule, result: Result, verdict: Verdict) -> Finding:
+    known = figures.figure(rule.table, rule.metric)
+    hint = rule.hint or (known.too_high if verdict.too_high else known.too_low)
+    if verdict.reason is not None and rule.hint is None:
+        hint = _MISSING_HINT
+    bound = rule.max if verdict.too_high else rule.min
+    path = result.checkpoint.get("path")
+    return Finding(
+        checkpoint=name,
+        path=None if path is None else str(path),
+        step=runs.step_of(result),
+        rule=rule.id,
+        level=rule.level,
+        status="broken" if verdict.broken else "passed",
+        subject=rule.subject,
+        table=rule.table,
+        metric=rule.metric,
+        aggregate=rule.aggregate,
+        expected=rule.expected,
+        found=verdict.found,
+        shown=apart(verdict.found, bound),
+        reason=verdict.reason,
+        places=tuple(verdict.places),
+        rows=verdict.rows,
+        rows_broken=verdict.broken,
+        hint=hint,
+        source=rule.source,
+        change=verdict.change,
+    )
+
+
+def apart(value: float | None, bound: float | None) -> str:
+    """A number with as many digits as it takes to tell it from the bound it broke."""
+    if value is None:
+        return "missing"
+    for digits in range(4, 17):
+        text = f"{value:.{digits}g}"
+        if bound is None or value == bound or float(text) != bound:
+            return text
+    return repr(value)
+
+
+def _between(least: float | None, most: float | None) -> str:
+    if least is None:
+        return f"<= {most:.12g}"
+    return f">= {least:.12g}" if most is None else f"between {least:.12g} and {most:.12g}"
+
+
+def _fault(rule: Rule) -> str | None:
+    """Why a rule makes no sense, None where it does."""
+    table, metric = rule.table, rule.metric
+    if metric not in TABLES[table]:
+        wrong = figures.did_you_mean(metric, figures.columns(table))
+        elsewhere = [t for t in TABLES if metric in figures.columns(t) and t != "not_measured"]
+        also = f" ({metric} is a column of {', '.join(elsewhere)})" if elsewhere else ""
+        return f"metric: there is no {metric!r} in the table {table}{also}{wrong}"
+    if not figures.is_number(table, metric) or metric in ("histogram", "edges"):
+        return f"metric: {metric!r} holds no numbers; choose another column of {table}"
+    if rule.scope is not None and table not in MIXED and _OF_SCOPE[rule.scope] != table:
+        return f"scope: {rule.scope!r} does not go with the table {table}; leave out one of them"
+    if rule.scope == "model" and table in MIXED:
+        return f"scope: the table {table} has rows of layers and heads only"
+    return _fault_of_bounds(rule) or _fault_of_rows(rule)
+
+
+def _fault_of_bounds(rule: Rule) -> str | None:
+    if rule.is_trend and (rule.min is not None or rule.max is not None):
+        return "min and max are for values, max_increase and max_decrease for changes: make it two"
+    if not rule.is_trend and rule.min is None and rule.max is None:
+        return "it has no bound: give min, max, max_increase or max_decrease"
+    if rule.min is not None and rule.max is not None and rule.min > rule.max:
+        return f"min: {rule.min:g} is above max, {rule.max:g}"
+    if (rule.above is not None or rule.below is not None) and rule.aggregate not in (
+        "count",
+        "share",
+    ):
+        return 'above and below choose what is counted: set aggregate to "count" or "share"'
+    return None
+
+
+def _fault_of_rows(rule: Rule) -> str | None:
+    has = TABLES[rule.table]
+    for name, value in (("layers", rule.layers), ("heads", rule.heads), ("stack", rule.stack)):
+        column = name.rstrip("s") if name != "stack" else name
+        if value is not None and column not in has:
+            return f"{name}: the rows of the table {rule.table} are of no {column}"
+        if value == []:
+            return f"{name}: it names none"
+    if rule.heads is not None and rule.table in MIXED and rule.scope != "head":
+        return f'heads: the table {rule.table} is judged by layer unless scope = "head"'
+    return None
