@@ -129,8 +129,11 @@ def compare(
     ]
     if reasons and not allow_different:
         raise InputError(f"{'; '.join(reasons)}: measure them alike, or give {FLAG}")
-    paired = [_same_input(results[0], result) for result in results]
     draws = [Draws(result) for result in results]
+    paired = [
+        _same_input(results[0], result) and own.samples == draws[0].samples
+        for result, own in zip(results, draws, strict=True)
+    ]
     draw(draws, paired, resamples, seed)
     figures = [list(_figures(result)) for result in results]
     rows = [
@@ -174,10 +177,11 @@ def differences(first: Result, other: Result, first_name: str, name: str) -> lis
     def unlike(what: str, a: Any, b: Any) -> None:
         told.append(f"{name} was measured with another {what} than {first_name} ({b}, not {a})")
 
-    tokenizers = _tokenizer(first), _tokenizer(other)
-    if None not in tokenizers and tokenizers[0] != tokenizers[1]:
-        a, b = (str(t[0]) for t in tokenizers if t is not None)
-        unlike("tokenizer", *((a, b) if a != b else (f"one {a}", f"another {b}")))
+    for known in (_tokenizer, _fingerprint):
+        a, b = known(first), known(other)
+        if a is not None and b is not None and a != b:
+            unlike("tokenizer", a, b)
+            break
     if ours.get("length") != theirs.get("length"):
         unlike("length", *(f"{v.get('length')} tokens" for v in (ours, theirs)))
     if not told and not _same_input(first, other):
@@ -196,14 +200,17 @@ def differences(first: Result, other: Result, first_name: str, name: str) -> lis
     return told
 
 
-def _tokenizer(result: Result) -> tuple[str, Any] | None:
-    """What turned text into ids: in words, and a fingerprint where the result has one."""
-    about = result.checkpoint
-    kind = about.get("task")
-    if kind is None:
-        return None
-    size = (about.get("config") or {}).get("vocab_size")
-    return f"{kind} of {size} ids" if size else str(kind), about.get("tokenizer")
+def _tokenizer(result: Result) -> str | None:
+    """What turned text into ids, in words; None where the result does not say."""
+    kind = result.checkpoint.get("task")
+    size = (result.checkpoint.get("config") or {}).get("vocab_size")
+    return f"{kind} of {size} ids" if kind and size else None
+
+
+def _fingerprint(result: Result) -> str | None:
+    """The hash of a tokenizer, where the result has one: two of a kind and size may differ."""
+    value = result.checkpoint.get("tokenizer")
+    return None if value is None else str(value)[:12]
 
 
 def _same_input(first: Result, other: Result) -> bool:
@@ -243,14 +250,15 @@ def _figures(result: Result) -> Iterator[_Value]:
     """The figures of the model by kind of attention, then those of its layers."""
     closed = result.gates[result.gates["head"].isna()]
     bounds = result.heads.groupby("site", dropna=False)["rank_bound"].mean()
-    for row in _records(result.model):
+    for number, row in enumerate(_records(result.model)):
         kind = str(row["kind"])
         own = closed[closed["kind"] == kind]["below_0.1"]
         row["below_0.1"] = own.mean() if len(own) else None
         heads = result.heads[result.heads["kind"] == kind]["rank_bound"]
         row["head_rank_bound"] = heads.mean() if heads.notna().any() else None
         for figure in FIGURES:
-            yield _value(figure, row, "", None, kind, None)
+            if figure.metric != "ppl" or not number:  # the model's, whatever kinds it has
+                yield _value(figure, row, "", None, kind, None)
     for row in _records(result.layers):
         own = closed[closed["site"] == row["site"]]["below_0.1"]
         row["below_0.1"] = own.iloc[0] if len(own) else None
