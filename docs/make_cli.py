@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import typer
 
@@ -80,7 +80,7 @@ def _heading(command: Any) -> str:
 def _options(params: Iterable[Any], verb: Callable[..., None]) -> list[str]:
     """A table for every panel of the help."""
     panels: dict[str, list[str]] = {}
-    choices = _choices(verb)
+    declared = verb.__annotations__  # not every pair of typer and click keeps an argument's help
     for param in params:
         if param.name == "help":
             continue
@@ -89,22 +89,19 @@ def _options(params: Iterable[Any], verb: Callable[..., None]) -> list[str]:
         else:
             names = ", ".join(f"`{o}`" for o in (*param.opts, *param.secondary_opts))
             panel = param.rich_help_panel
-            values = param.metavar or "\\|".join(choices.get(param.name, ()))
+            values = param.metavar or "\\|".join(_choices(declared[param.name]))
             names += f" {values}" if values else ""
-        panels.setdefault(panel, []).append(f"| {names} | {param.help}{_default(param)} |")
+        text = get_args(declared[param.name])[1].help + _default(param)
+        panels.setdefault(panel, []).append(f"| {names} | {text} |")
     return [
         "\n".join([f"| {panel} | |", "|---|---|", *rows]) + "\n" for panel, rows in panels.items()
     ]
 
 
-def _choices(verb: Callable[..., None]) -> dict[str, tuple[str, ...]]:
-    """Of the options that take one of a few words."""
-    found = {}
-    for name, annotated in verb.__annotations__.items():
-        hint = get_args(annotated)[0] if get_origin(annotated) is Annotated else annotated
-        if get_origin(hint) is Literal:
-            found[name] = get_args(hint)
-    return found
+def _choices(annotated: Any) -> tuple[str, ...]:
+    """Of an option that takes one of a few words."""
+    hint = get_args(annotated)[0]
+    return get_args(hint) if get_origin(hint) is Literal else ()
 
 
 def _default(param: Any) -> str:
