@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -116,6 +117,7 @@ def gate_in_words(gate: dict[str, Any]) -> str:
 
 def _print_all(console: Console, entries: list[dict[str, Any]]) -> None:
     from rich import box
+    from rich.markup import escape
     from rich.table import Table
 
     from attnprobe.subject import PRETRAINED
@@ -128,8 +130,8 @@ def _print_all(console: Console, entries: list[dict[str, Any]]) -> None:
         for entry in entries:
             config = entry["config"]
             table.add_row(
-                entry["name"],
-                entry["path"].rpartition("/")[2],
+                escape(entry["name"]),
+                escape(Path(entry["path"]).name),
                 _size(entry["bytes"]),
                 f"{config['n_layers']}×{config['n_heads']}",
                 gate_in_words(config["gate"]),
@@ -138,7 +140,7 @@ def _print_all(console: Console, entries: list[dict[str, Any]]) -> None:
             )
         console.print("[bold]Packaged checkpoints[/]")
         console.print(table)
-        console.print(f"in {PRETRAINED}", soft_wrap=True)
+        console.print(f"in {PRETRAINED}", soft_wrap=True, markup=False)
     else:
         console.print("No packaged checkpoints are installed.")
     console.print("\n[bold]What attnprobe train can make[/]")
@@ -159,6 +161,7 @@ def _print_each(console: Console, entries: list[dict[str, Any]]) -> None:
 
 
 def _print_one(console: Console, entry: dict[str, Any]) -> None:
+    from rich.markup import escape
     from rich.table import Table
 
     config, train = entry["config"], entry["train"]
@@ -188,12 +191,12 @@ def _print_one(console: Console, entry: dict[str, Any]) -> None:
         for name in ("options", "versions")
         if isinstance(train.get(name), dict)
     }
-    console.print(f"[bold]{entry['name']}[/]")
+    console.print(f"[bold]{escape(entry['name'])}[/]")
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim")
     grid.add_column(overflow="fold")
     for name, value in facts.items():
-        grid.add_row(name, value)
+        grid.add_row(name, escape(value))
     console.print(grid)
 
 

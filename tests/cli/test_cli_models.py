@@ -68,6 +68,15 @@ def test_one_in_full_as_json(checkpoints: Folder, run: Run) -> None:
     assert entry["parameters"] > 1000
 
 
+def test_brackets_in_a_name_are_no_markup(tmp_path: Path, checkpoints: Folder, run: Run) -> None:
+    path = tmp_path / "run[bold]1[reset].pt"
+    shutil.copy(checkpoints / "gated.pt", path)
+    ran = run("models", path)
+    assert ran.code == 0
+    assert ran.out.splitlines()[0] == "run[bold]1[reset]"
+    assert "run[bold]1[reset]" in run("sink", path).out
+
+
 def test_a_bad_one_among_others(tmp_path: Path, checkpoints: Folder, run: Run) -> None:
     ran = run("models", tmp_path / "missing.pt", checkpoints / "gated.pt")
     assert ran.code == 2
