@@ -9,11 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from attnprobe._version import __version__
-from attnprobe.cli import entropy, gate, models, rank, scan, sink, train
+from attnprobe.cli import compare, entropy, gate, models, rank, scan, sink, train
 from attnprobe.cli.reporting import FAILED, INTERRUPTED, fault, say, silence_stdout
 
 VERBS = {
     "Measure": (scan.scan, sink.sink, entropy.entropy, rank.rank, gate.gate),
+    "Judge": (compare.compare,),
     "Checkpoints": (models.models, train.train),
 }
 
@@ -50,6 +51,7 @@ def attnprobe(
       attnprobe sink model.pt          what the first token gets of the attention
       attnprobe rank model.pt --layer 3
       attnprobe scan a.pt b.pt --output results.json --plots figures
+      attnprobe compare a.pt b.pt      what differs, and whether it can be seen
       attnprobe train mine.pt --gate G1 --steps 500
     """
     if ctx.invoked_subcommand is None:

@@ -1,0 +1,195 @@
+"""A comparison as one figure for a paper: what happens by layer, and the ratios to the first."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import matplotlib
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from attnprobe.compare import FIGURES, Comparison
+from attnprobe.errors import InputError
+from attnprobe.files import replacing
+from attnprobe.render.axes import GREY, colour, marker, titled
+from attnprobe.render.parts import part_title, records
+from attnprobe.render.plots import DPI, FORMATS, NO_DATE, STYLE
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+LABELS = {figure.metric: figure.label for figure in FIGURES}
+#: Panels over layers, the first five that anyone has: metric, title, unit of the y axis.
+PANELS = (
+    ("f_attr", "Attention on the first token", "F-Attr"),
+    ("entropy_norm", "Entropy", "share of ln n"),
+    ("erank", "Effective rank of the layer", "share of its bound"),
+    ("m_act", "Largest activation", "max |h|"),
+    ("gate_mean", "Gate", "mean of the gate"),
+    ("sink_rate", "Heads that sink on it", "share of heads"),
+)
+SHOWN = 5
+NAME = 28  # characters of a checkpoint's name in the legend
+
+
+def plot(comparison: Comparison, path: Path) -> None:
+    """Draws a comparison, whole or not at all.
+
+    Args:
+        comparison: from `attnprobe.compare.compare`.
+        path: ends in .png, .svg or .pdf.
+
+    Raises:
+        InputError: another suffix, or a path that cannot be written.
+    """
+    check_suffix(path)
+    format = path.suffix.lower()[1:]
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
+        figure = draw(comparison)
+        with replacing(path) as temporary:
+            figure.savefig(temporary, format=format, dpi=DPI, metadata=NO_DATE[format])
+
+
+def check_suffix(path: Path) -> None:
+    """Raises InputError where a suffix stands for no plot format."""
+    if path.suffix.lower()[1:] not in FORMATS:
+        known = ", ".join(f".{format}" for format in FORMATS)
+        raise InputError(f"cannot tell the format of {path}: end it in {known}")
+
+
+def draw(comparison: Comparison) -> Figure:
+    """The figure: panels over layers, and one of the model's ratios with their intervals."""
+    rows, part = _one_part(comparison.layers)
+    there = [panel for panel in PANELS if rows[rows["metric"] == panel[0]]["value"].notna().any()]
+    there = there[:SHOWN]
+    columns = min(3, len(there) + 1)
+    lines = -(-(len(there) + 1) // columns)
+    figure = Figure(figsize=(2.45 * columns + 0.2, 2.0 * lines + 0.5), layout="constrained")
+    grid = list(figure.subplots(lines, columns, squeeze=False).ravel())
+    for ax, (metric, title, unit) in zip(grid, there, strict=False):
+        _over_layers(ax, comparison, rows[rows["metric"] == metric])
+        titled(ax, title)
+        ax.set_ylabel(unit)
+    _ratios(grid[len(there)], comparison)
+    for ax in grid[len(there) + 1 :]:
+        ax.remove()
+    handles, names = grid[0].get_legend_handles_labels()
+    legend = figure.legend(
+        handles, names, loc="outside upper center", ncols=min(4, len(names)), frameon=False
+    )
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+    if part:
+        figure.suptitle(part, fontsize=9)
+    return figure
+
+
+def _one_part(rows: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """The layers of one stack and kind, self-attention of the decoder first, and its title."""
+    keys = list(dict.fromkeys(zip(rows["stack"], rows["kind"], strict=True)))
+    keys.sort(key=lambda key: (key[1] != "self", key[0] != "decoder"))
+    if len(keys) < 2:
+        return rows, ""
+    own = rows[(rows["stack"] == keys[0][0]) & (rows["kind"] == keys[0][1])]
+    return own, part_title(keys[0])
+
+
+def _over_layers(ax: Axes, comparison: Comparison, rows: pd.DataFrame) -> None:
+    """A line a checkpoint; a rank as a share of its bound, F-Attr above its floor."""
+    metric = rows["metric"].iloc[0]
+    layers = sorted({int(layer) for layer in rows["layer"]})
+    for n, name in enumerate(comparison.names):
+        own = rows[rows["checkpoint"] == name].sort_values("layer")
+        y = own["value"].to_numpy(float)
+        if metric == "erank":
+            y = y / own["bound"].to_numpy(float)
+        x = own["layer"].to_numpy(float)
+        ax.plot(x, y, color=colour(n), marker=marker(n), markersize=4, label=_short(name))
+    if metric == "f_attr":
+        floor = rows.groupby("layer")["bound"].mean()
+        x, y = floor.index.to_numpy(float), floor.to_numpy(float)
+        ax.plot(x, y, "--", color=GREY, linewidth=1.1, label="floor of length and mask")
+    if metric == "m_act" and (rows["value"].dropna() > 0).all():
+        ax.set_yscale("log")
+        _plain_logs(ax.yaxis)
+    else:
+        ax.set_ylim(bottom=0)
+    ax.set_xlabel("layer")
+    ax.set_xlim(layers[0] - 0.4, layers[-1] + 0.4)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+
+
+def _ratios(ax: Axes, comparison: Comparison) -> None:
+    """A point a figure and checkpoint on a log axis; hollow where no difference is seen."""
+    model = comparison.model
+    model = model[(model["kind"] == model["kind"].iloc[0]) & (model["ratio"] > 0)]
+    metrics = [m for m in LABELS if (model["metric"] == m).any()]
+    others = comparison.names[1:]
+    ends = [1.0]
+    for n, name in enumerate(others, start=1):
+        shift = 0.0 if len(others) == 1 else 0.5 * ((n - 1) / (len(others) - 1) - 0.5)
+        for row in records(model[model["checkpoint"] == name]):
+            y = metrics.index(row["metric"]) + shift
+            low, high = row["ratio_low"], row["ratio_high"]
+            if low > 0:  # false for a missing one
+                ax.plot([low, high], [y, y], color=colour(n), linewidth=1.4, zorder=2)
+                ends += [low, high]
+            hollow: bool = not pd.isna(row["seen"]) and not row["seen"]
+            ax.plot(
+                row["ratio"],
+                y,
+                linestyle="none",
+                marker=marker(n),
+                markersize=5,
+                color=colour(n),
+                markerfacecolor="white" if hollow else colour(n),
+                zorder=3,
+            )
+            ends.append(row["ratio"])
+    ax.axvline(1, color=GREY, linewidth=0.9, linestyle="--", zorder=1)
+    ax.set_xscale("log")
+    low, high = min(ends) / 1.25, max(ends) * 1.25
+    ax.set_xlim(low, high)
+    _few_logs(ax, low, high)
+    ax.set_ylim(len(metrics) - 0.5, -0.5)
+    ax.set_yticks(range(len(metrics)), [LABELS[m] for m in metrics])
+    ax.tick_params(axis="y", length=0)
+    ax.set_xlabel(f"ratio, {100 * comparison.confidence:g} % interval")
+    titled(ax, f"Ratio to {_short(comparison.names[0])}")
+
+
+def _few_logs(ax: Axes, low: float, high: float) -> None:
+    """Three or four ticks with plain numbers, 1 among them."""
+    steps: Sequence[float]
+    if high / low > 100:
+        steps = (1.0,)
+    elif high / low > 12:
+        steps = (1.0, 3.0)
+    elif high / low > 3:
+        steps = (1.0, 2.0, 5.0)
+    else:
+        steps = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 1.75, 2.0)
+    decades = range(-6, 7) if len(steps) < 4 else range(1)
+    ticks = [s * 10.0**d for d in decades for s in steps]
+    ticks = [t for t in ticks if low <= t <= high]
+    while len(ticks) > 4:
+        ticks = [t for i, t in enumerate(ticks) if (i - ticks.index(1.0)) % 2 == 0]
+    ax.xaxis.set_major_locator(FixedLocator(ticks))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.xaxis.set_minor_locator(FixedLocator([]))
+
+
+def _plain_logs(axis: matplotlib.axis.Axis) -> None:
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= NAME else f"…{name[1 - NAME :]}"
