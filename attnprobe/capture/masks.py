@@ -96,14 +96,19 @@ class Mask:
             parts.append(everywhere[:, rows] if visible is None else visible.any(-1).any(1))
         return torch.cat(parts, dim=1)
 
-    def sees_future(self) -> bool:
-        """Whether any query sees a key after its own position, so that it is not a causal mask."""
+    def sees_future(self, learned_keys: int = 0) -> bool:
+        """Whether any query sees a key after its own position, so that it is not a causal mask.
+
+        Args:
+            learned_keys: how many of the last keys stand at no position.
+        """
         if self.causal:
             return False
+        n_keys = self.n_keys - learned_keys
         for rows in self._row_blocks():
-            visible = self.visible(rows, slice(0, self.n_keys), slice(None), slice(None))
+            visible = self.visible(rows, slice(0, n_keys), slice(None), slice(None))
             if visible is None:
-                return self.n_keys > 1
+                return n_keys > 1
             if bool(torch.triu(visible, diagonal=rows.start + self.offset + 1).any()):
                 return True
         return False

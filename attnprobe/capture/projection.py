@@ -13,6 +13,8 @@ from torch import Tensor
 from attnprobe.capture.call import Gate
 from attnprobe.models.gate import Gate as GateModule
 
+NOT_A_GATE = "what W_O is given is not a share of the attention output (a norm, or no sigmoid)"
+
 
 def as_heads(joined: Tensor, output: Tensor) -> Tensor | None:
     """The input of a linear map as (B, T, H, d_v), or None if it cannot be the call's output.
@@ -63,7 +65,9 @@ def compare_gate(consumed: Tensor, output: Tensor) -> Gate | str | None:
     ratio = torch.where(usable, after / before.where(usable, torch.ones_like(before)), torch.nan)
     low, high = ratio.nan_to_num(0.5).aminmax()
     if low < -exact or high > 1 + exact:
-        return "what W_O is given is not a share of the attention output (a norm, or no sigmoid)"
+        return NOT_A_GATE
+    if _is_norm(ratio, before, exact):
+        return NOT_A_GATE
     per_head = ratio.nanmean(-1, keepdim=True)  # (B, T, H, 1)
     spread = (ratio - per_head).abs().nan_to_num(0).amax()
     by_head = bool(spread <= exact)
@@ -75,3 +79,22 @@ def compare_gate(consumed: Tensor, output: Tensor) -> Gate | str | None:
         source="query",
         activation="sigmoid",
     )
+
+
+def _is_norm(ratio: Tensor, before: Tensor, exact: float) -> bool:
+    """Whether the factors are those of an RMS norm, over all heads or over each: w / rms.
+
+    Args:
+        ratio: (B, T, H, d) by what the attention output was multiplied, NaN where not known.
+        before: (B, T, H, d) the attention output.
+        exact: relative error of a factor.
+    """
+    for dims in ((-2, -1), (-1,)):
+        rms = before.square().mean(dims, keepdim=True).sqrt()  # (B, T, 1 | H, 1)
+        if float(rms.amax()) <= (1 + 10 * exact) * float(rms.amin()):
+            continue  # a gate that is the same everywhere would look the same
+        gain = (ratio * rms).flatten(0, 1)  # (B·T, H, d), w at every token
+        low, high = gain.nan_to_num(torch.inf).amin(0), gain.nan_to_num(-torch.inf).amax(0)
+        if bool((high - low <= 4 * exact * high.abs()).all()):
+            return True
+    return False

@@ -7,11 +7,12 @@ projection and gate are known. One layer's tensors are held at a time.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from attnprobe.capture.call import AttentionCall, Gate, Projection, Site
 from attnprobe.capture.documents import Documents
@@ -102,7 +103,7 @@ class Recorder:
         count = self._calls[frame.path] = self._calls.get(frame.path, -1) + 1
         path = f"{frame.path}#{count}" if count else frame.path
         is_cross = bool(getattr(frame.module, "is_cross_attention", False))
-        site = self.sites.name(path, raw.mask, is_cross)
+        site = self.sites.name(path, raw.mask, is_cross, raw.learned_keys)
         for running in self._trace.running:
             if running.path.rpartition(".")[2].isdigit():
                 self._blocks.setdefault(running.path, site)
@@ -124,18 +125,37 @@ class Recorder:
         documents = self._streams.get("")
         rows, heads = raw.query.shape[:2]
         batch = len(documents.ids) if documents is not None else rows
-        if heads != 1 or rows == batch or rows % batch or raw.mask.dense is not None:
+        if heads != 1 or rows == batch or rows % batch:
             return raw
-        parts = {
-            name: getattr(raw, name).view(batch, -1, *getattr(raw, name).shape[2:])
-            for name in ("query", "key", "value", "output")
-        }
-        return RawCall(**{**vars(raw), **parts})
+
+        def unfolded(x: Tensor) -> Tensor:
+            return x.reshape(batch, -1, *x.shape[2:])
+
+        mask = raw.mask
+        if mask.dense is not None and len(mask.dense) == rows:
+            mask = replace(mask, dense=unfolded(mask.dense))
+        parts = (unfolded(x) for x in (raw.query, raw.key, raw.value, raw.output))
+        query, key, value, output = parts
+        return replace(raw, query=query, key=key, value=value, output=output, mask=mask)
 
     def _on_linear(self, input: Tensor, weight: Tensor) -> None:
         running = self._trace.running[-1].path if self._trace.running else ""
+        if not isinstance(input, Tensor):
+            return
+        self._match(running, input, weight)
+        for frame in self._readers():
+            if not any(p.frame is frame for p in self._pending):
+                frame.read.append(input)
+
+    def _readers(self) -> list[Frame]:
+        """The modules that a linear map belongs to: the running one, and the one it is part of."""
+        frames = self._trace.running[-2:]
+        bare = len(frames) == 2 and next(frames[1].module.children(), None) is None
+        return frames if bare else frames[-1:]
+
+    def _match(self, running: str, input: Tensor, weight: Tensor) -> None:
         for pending in self._pending:
-            if pending.consumed is not None or not isinstance(input, Tensor):
+            if pending.consumed is not None:
                 continue
             if pending.frame.was_given(input) or not within(running, pending.scope):
                 continue
@@ -175,6 +195,7 @@ class Recorder:
         done = [p for p in self._pending if ready(p)]
         self._pending = [p for p in self._pending if p not in done]
         for pending in done:
+            pending.frame.read.clear()
             self.on_call(self._complete(pending))
 
     def _complete(self, pending: _Pending) -> AttentionCall:
@@ -234,6 +255,8 @@ class Recorder:
         queries = self._stream(site.stack, batch, n_queries, raw.query)
         if site.kind == "self" and n_keys == n_queries:
             return queries, queries
+        if raw.learned_keys and site.kind == "self":  # of no document
+            return queries, Documents(F.pad(queries.ids, (0, raw.learned_keys), value=-1))
         return queries, self._stream("encoder", batch, n_keys, raw.query)
 
     def _stream(self, stack: str, batch: int, length: int, like: Tensor) -> Documents:

@@ -18,11 +18,11 @@ class Sites:
     def __init__(self) -> None:
         self._known: dict[str, Site] = {}
 
-    def name(self, path: str, mask: Mask, is_cross: bool) -> Site:
+    def name(self, path: str, mask: Mask, is_cross: bool, learned_keys: int = 0) -> Site:
         """The site of a module path, from its first call."""
         if path not in self._known:
-            causal = not mask.sees_future()
-            other_side = not mask.causal and mask.n_queries != mask.n_keys
+            causal = not mask.sees_future(learned_keys)
+            other_side = not mask.causal and mask.n_queries != mask.n_keys - learned_keys
             kind = "cross" if is_cross or other_side or CROSS.search(path) else "self"
             stack = _stack(path) or ("decoder" if causal or kind == "cross" else "encoder")
             taken = {s.layer for s in self._known.values() if (s.stack, s.kind) == (stack, kind)}

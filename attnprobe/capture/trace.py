@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -18,10 +19,12 @@ class Frame:
     path: str
     module: nn.Module
     inputs: tuple[Any, ...]
+    read: list[Tensor] = field(default_factory=list)  # what its linear maps have read so far
 
     def was_given(self, tensor: Tensor) -> bool:
-        """Whether this memory is what the module got as an input."""
-        return any(isinstance(x, Tensor) and x.data_ptr() == tensor.data_ptr() for x in self.inputs)
+        """Whether this memory is what the module got as an input, or made of it for its maps."""
+        known = (x for x in (*self.inputs, *self.read) if isinstance(x, Tensor))
+        return any(x.data_ptr() == tensor.data_ptr() for x in known)
 
 
 def within(path: str, scope: str) -> bool:
@@ -45,6 +48,8 @@ class ModuleTrace:
 
     def __enter__(self) -> ModuleTrace:
         for path, module in self.model.named_modules():
+            if isinstance(module, torch.jit.ScriptModule):
+                continue  # takes no hooks, and what it calls is not seen anyway
             self._handles.append(
                 module.register_forward_pre_hook(self._enter(path), with_kwargs=True)
             )

@@ -1,0 +1,740 @@
+"""Foreign modules as users write them: what is captured, against what they compute."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import reference
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attnprobe import NothingMeasuredError, scan
+from attnprobe.capture import AttentionCall, Documents, Recorder
+from attnprobe.result import Result
+
+WIDTH, HEADS, VOCABULARY = 24, 4, 19
+
+
+def calls_of(
+    model: nn.Module, *args: Tensor, mask: Tensor | None = None, **kwargs: object
+) -> list[AttentionCall]:
+    """Every call of one forward pass, whose first argument is (B, T) or (B, T, …)."""
+    found: list[AttentionCall] = []
+    recorder = Recorder(model.eval(), found.append, lambda *_: None)
+    ones = torch.ones(args[0].shape[:2]) if mask is None else mask
+    with torch.no_grad(), recorder.watch({"": Documents.from_mask(ones)}):
+        model(*args, **kwargs)
+    return found
+
+
+class Attention(nn.Module):
+    """Causal self-attention, written in one of several ways."""
+
+    def __init__(self, style: str = "sdpa", project: str = "linear", gate: str = "none") -> None:
+        super().__init__()
+        self.style, self.project, self.gate = style, project, gate
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH)
+        if project in ("addmm", "addmm keywords", "matmul", "@"):
+            self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) / WIDTH**0.5)  # (d_in, d_out)
+            self.bias = nn.Parameter(torch.randn(WIDTH))
+        if gate != "none":
+            columns = {"element": WIDTH, "head": HEADS, "shared": WIDTH // HEADS}.get(gate, WIDTH)
+            self.gate_proj = nn.Linear(WIDTH, columns)
+        if "norm" in gate:
+            self.norm = {"layernorm": nn.LayerNorm, "rmsnorm": nn.RMSNorm}[gate](WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        q, k, v = (y.unflatten(-1, (HEADS, -1)).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
+        y = self._mixed(q, k, v).transpose(1, 2)  # (B, T, H, d)
+        return self._projected(self._gated(y, x), batch, length)
+
+    def _mixed(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        length = q.shape[2]
+        mask = torch.ones(length, length, dtype=torch.bool).tril()
+        if self.style == "sdpa":
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        if self.style == "mask":
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        if self.style == "scale":
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.3)
+        if self.style == "keywords":
+            return F.scaled_dot_product_attention(
+                query=q, key=k, value=v, attn_mask=None, dropout_p=0.0, is_causal=True
+            )
+        if self.style == "torch._C":
+            return torch._C._nn.scaled_dot_product_attention(q, k, v, None, 0.0, True)
+        folded = [y.flatten(0, 1) for y in (q, k, v)]  # (B·H, T, d)
+        hidden = torch.zeros(length, length).masked_fill(~mask, -torch.inf)
+        rows = {
+            "folded": None,
+            "folded mask": hidden,
+            "folded full mask": hidden.expand(len(folded[0]), -1, -1),
+        }[self.style]
+        out = F.scaled_dot_product_attention(*folded, attn_mask=rows, is_causal=rows is None)
+        return out.unflatten(0, (-1, HEADS))
+
+    def _gated(self, y: Tensor, x: Tensor) -> Tensor:
+        if self.gate in ("layernorm", "rmsnorm"):
+            return self.norm(y.flatten(2)).unflatten(-1, (HEADS, -1))
+        if self.gate == "in place":
+            return y.mul_(torch.sigmoid(self.gate_proj(x)).unflatten(-1, (HEADS, -1)))
+        if self.gate == "none":
+            return y
+        g = torch.sigmoid(3 * self.gate_proj(x))
+        if self.gate == "element":
+            return y * g.unflatten(-1, (HEADS, -1))
+        return y * g[..., None] if self.gate == "head" else y * g[..., None, :]
+
+    def _projected(self, y: Tensor, batch: int, length: int) -> Tensor:
+        y = y.flatten(2)
+        if self.project == "linear":
+            return self.out(y)
+        if self.project == "F.linear":
+            return F.linear(input=y, weight=self.out.weight, bias=self.out.bias)
+        if self.project == "@":
+            return y @ self.weight + self.bias
+        if self.project == "matmul":
+            return torch.matmul(y, other=self.weight)
+        flat = y.reshape(-1, WIDTH)
+        if self.project == "addmm":
+            flat = torch.addmm(self.bias, flat, self.weight)
+        elif self.project == "addmm keywords":
+            flat = torch.addmm(input=self.bias, mat1=flat, mat2=self.weight)
+        else:
+            return y  # none
+        return flat.view(batch, length, WIDTH)
+
+    def output_weight(self) -> Tensor:
+        """(d_model, H·d)."""
+        return self.weight.T if hasattr(self, "weight") else self.out.weight
+
+
+class Block(nn.Module):
+    def __init__(self, **options: str) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.attn = Attention(**options)
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.norm(x))
+        return x + self.mlp(x)
+
+
+class Gpt(nn.Module):
+    """The usual small language model."""
+
+    def __init__(self, layers: int = 2, **options: str) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleList(Block(**options) for _ in range(layers))
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def text(batch: int = 3, length: int = 30) -> Tensor:
+    torch.manual_seed(7)
+    return torch.randint(0, VOCABULARY, (batch, length))
+
+
+def by_hand(model: Gpt, tokens: Tensor) -> list[reference.Dense]:
+    """The attention of every block, from its weights."""
+    model = model.double()
+    x, found = model.embedding(tokens), []
+    for block in model.blocks:
+        attn = block.attn
+        q, k, v = (
+            y.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+            for y in attn.qkv(block.norm(x)).chunk(3, -1)
+        )
+        n = tokens.shape[1]
+        scale = 0.3 if attn.style == "scale" else None
+        visible = torch.ones(n, n, dtype=torch.bool).tril()
+        found.append(reference.attend(q, k, v, visible, scale=scale))
+        x = block(x)
+    model.float()
+    return found
+
+
+def assert_close(mine: object, theirs: object, what: object = "") -> None:
+    np.testing.assert_allclose(
+        np.asarray(mine, dtype=float), np.asarray(theirs), rtol=1e-5, atol=1e-5, err_msg=str(what)
+    )
+
+
+STYLES = ("sdpa", "mask", "scale", "keywords", "torch._C", "folded", "folded mask")
+PROJECTIONS = ("linear", "F.linear", "addmm", "addmm keywords", "matmul", "@")
+
+
+@pytest.mark.parametrize("style", [*STYLES, "folded full mask"])
+@pytest.mark.parametrize("batch", [1, 3])
+@torch.no_grad()
+def test_any_way_to_call_attention(style: str, batch: int) -> None:
+    """Heads, first mass, entropy and ranks, whatever shape the call was made in."""
+    model, tokens = Gpt(style=style), text(batch)
+    result = scan(model, tokens)
+    ids = torch.zeros_like(tokens)
+    for layer, dense in enumerate(by_hand(model, tokens)):
+        rows = result.heads[result.heads.layer == layer]
+        assert len(rows) == HEADS, style
+        stats = reference.stats(dense, ids, ids)
+        assert_close(rows.f_attr, stats.first.mean((0, 2)), "f_attr")
+        assert_close(rows.entropy, stats.entropy.mean((0, 2)), "entropy")
+        w = model.blocks[layer].attn.out.weight
+        for h, head in enumerate(rows.to_dict("records")):
+            own = dense.output[:, h].flatten(0, 1) @ w[:, h * 6 : h * 6 + 6].double().T
+            assert_close(head["erank"], reference.ranks(own.numpy(), 6)["erank"], "erank")
+
+
+@pytest.mark.parametrize("project", PROJECTIONS)
+@torch.no_grad()
+def test_any_way_to_project(project: str) -> None:
+    """W_O is found, and the value drain and ranks through it are right."""
+    model, tokens = Gpt(project=project), text()
+    calls = calls_of(model, tokens)
+    assert [call.site.path for call in calls] == ["blocks.0.attn", "blocks.1.attn"]
+    for call, block in zip(calls, model.blocks, strict=True):
+        assert torch.equal(call.projection.weight, block.attn.output_weight())
+        assert call.gate is None
+        assert call.reasons == {}
+        assert torch.equal(call.consumed, call.output.transpose(1, 2))
+    result = scan(model, tokens)
+    ids = torch.zeros_like(tokens)
+    call = calls[0]
+    drain = reference.value_drain(call.value, call.projection.weight, ids, HEADS)
+    assert_close(result.heads[result.heads.layer == 0].value_drain, np.mean(drain, 0))
+
+
+def test_no_projection_is_told_and_the_rest_measured() -> None:
+    result = scan(Gpt(project="none"), text())
+    assert result.heads.f_attr.notna().all()
+    assert result.heads[["value_drain", "erank"]].isna().all(axis=None)
+    told = result.not_measured[result.not_measured.reason.str.contains("no linear map")]
+    assert {"value_drain", "rank"} <= set(told.metric)
+
+
+class OutsideProjection(nn.Module):
+    """As in BERT: the projection sits beside the attention, not in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn = Attention(project="none")
+        self.dense = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.dense(self.attn(x))
+
+
+def test_a_projection_beside_the_module_is_found() -> None:
+    model = nn.Sequential(OutsideProjection(), OutsideProjection())
+    calls = calls_of(model, torch.randn(2, 9, WIDTH))
+    assert len(calls) == 2
+    for call, block in zip(calls, model, strict=True):
+        assert call.projection.weight.data_ptr() == block.dense.weight.data_ptr()
+
+
+# gates that are nobody's class
+
+
+@pytest.mark.parametrize("gate", ["element", "head"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_a_gate_is_found_by_comparison(gate: str, dtype: torch.dtype) -> None:
+    model = Gpt(gate=gate).to(dtype)
+    call = calls_of(model, text())[0]
+    block = model.blocks[0]
+    with torch.no_grad():
+        x = block.norm(model.embedding(text()))
+        g = torch.sigmoid(3 * block.attn.gate_proj(x)).float()
+    assert (call.gate.position, call.gate.granularity) == ("G1", gate)
+    g = g.unflatten(-1, (HEADS, -1)) if gate == "element" else g[..., None]
+    tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(call.gate.values.float(), g, rtol=0, atol=tolerance)
+    assert torch.equal(call.projection.weight, block.attn.out.weight)
+
+
+@pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
+@pytest.mark.parametrize("size", [0.05, 1.0, 40.0])
+def test_a_norm_is_no_gate(norm: str, size: float) -> None:
+    """Also where it makes everything smaller, so that its factors lie in 0..1 as a gate's do."""
+    model = Gpt(gate=norm)
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attn.qkv.weight[2 * WIDTH :] *= size
+    for call in calls_of(model, text()):
+        assert call.gate is None
+        assert "norm" in call.reasons["gate"]
+    result = scan(model, text())
+    assert result.gates.empty
+    assert result.heads.erank.notna().all()
+
+
+class NormInside(nn.Module):
+    """The hidden state is normed in the module, then gated, and H·d_v is as wide as the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.gate_proj = nn.Linear(WIDTH, WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        q, k, v = (y.unflatten(-1, (HEADS, -1)).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        return self.out(y * torch.sigmoid(self.gate_proj(x)))
+
+
+def test_the_projection_of_a_gate_is_not_taken_for_the_output() -> None:
+    model = nn.Sequential(NormInside())
+    (call,) = calls_of(model, torch.randn(2, 9, WIDTH))
+    assert torch.equal(call.projection.weight, model[0].out.weight)
+    assert call.gate is not None
+    assert call.gate.granularity == "element"
+
+
+# torch's own modules
+
+
+def mha_by_hand(
+    module: nn.MultiheadAttention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    visible: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> tuple[reference.Dense, Tensor]:
+    """The attention of batch-first inputs from the weights, and v as (B, H, T, d)."""
+    w = {name: p.detach().double() for name, p in module.named_parameters()}
+    if "in_proj_weight" in w:
+        weights = list(w["in_proj_weight"].chunk(3))
+    else:
+        weights = [w[f"{x}_proj_weight"] for x in "qkv"]
+    biases = list(w["in_proj_bias"].chunk(3)) if "in_proj_bias" in w else [0, 0, 0]
+    q, k, v = (
+        x.double() @ weight.T + b
+        for x, weight, b in zip((query, key, value), weights, biases, strict=True)
+    )
+    batch = len(q)
+    extra = 0
+    if "bias_k" in w:
+        k = torch.cat([k, w["bias_k"].expand(batch, 1, -1)], 1)
+        v = torch.cat([v, w["bias_v"].expand(batch, 1, -1)], 1)
+        extra = 1
+    q, k, v = (x.unflatten(-1, (module.num_heads, -1)).transpose(1, 2) for x in (q, k, v))
+    if visible is not None:
+        visible = F.pad(visible, (0, extra), value=True)
+    if bias is not None:
+        bias = F.pad(bias, (0, extra))
+    sinks = torch.zeros(()) if module.add_zero_attn else None
+    return reference.attend(q, k, v, visible, bias, sinks=sinks), v
+
+
+class Mha(nn.Module):
+    """nn.MultiheadAttention as a user calls it, on batch-first inputs."""
+
+    def __init__(self, need_weights: bool = False, **options: object) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.batch_first = bool(options.get("batch_first", True))
+        self.need_weights = need_weights
+        self.attn = nn.MultiheadAttention(
+            WIDTH, HEADS, **{"batch_first": self.batch_first, **options}
+        )
+        with torch.no_grad():
+            for parameter in self.attn.parameters():
+                parameter.copy_(torch.randn_like(parameter) * 0.4)
+
+    def forward(self, x: Tensor, other: Tensor | None = None, **kwargs: object) -> Tensor:
+        other = x if other is None else other
+        if not self.batch_first:
+            x, other = x.transpose(0, 1), other.transpose(0, 1)
+        out, _ = self.attn(x, other, other, need_weights=self.need_weights, **kwargs)
+        return out if self.batch_first else out.transpose(0, 1)
+
+
+def assert_call(call: AttentionCall, dense: reference.Dense, v: Tensor, module: nn.Module) -> None:
+    """The call measures as the attention does, with W_O at hand."""
+    from attnprobe.engine import measure
+    from attnprobe.engine.check import problem
+
+    assert call.reasons == {}
+    assert problem(call) is None
+    got = measure(call)
+    want = reference.stats(dense, call.queries.ids, call.keys.ids)
+    for name in ("first", "null", "entropy"):
+        mine, theirs = getattr(got, name).double(), getattr(want, name)
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5, msg=name)
+    torch.testing.assert_close(got.mass.double(), want.mass, rtol=1e-5, atol=1e-4)
+    assert torch.equal(got.visible.expand_as(want.visible), want.visible)
+    torch.testing.assert_close(call.value.double(), v, rtol=1e-5, atol=1e-5)
+    assert torch.equal(call.projection.weight, module.out_proj.weight)
+    assert call.gate is None
+    real = want.valid
+    torch.testing.assert_close(call.output.double()[real], dense.output[real], rtol=1e-5, atol=1e-5)
+
+
+def masks(
+    kind: str, batch: int, length: int
+) -> tuple[dict[str, Tensor], Tensor | None, Tensor | None]:
+    """Arguments of the module, which pairs are visible, and what is added."""
+    later = torch.ones(length, length, dtype=torch.bool).triu(1)
+    padding = torch.zeros(batch, length, dtype=torch.bool)
+    padding[1:, :4] = True  # on the left
+    real = ~padding[:, None, None]
+    bias = torch.randn(batch * HEADS, length, length)
+    by_head = torch.rand(batch * HEADS, length, length) < 0.3
+    by_head[:, range(length), range(length)] = False
+    minus = torch.zeros(length, length).masked_fill(later, -torch.inf)
+    return {
+        "none": ({}, None, None),
+        "bool": ({"attn_mask": later}, ~later, None),
+        "float": ({"attn_mask": minus}, ~later, None),
+        "padding": ({"key_padding_mask": padding}, real, None),
+        "float padding": (
+            {"key_padding_mask": torch.zeros(batch, length).masked_fill(padding, -torch.inf)},
+            real,
+            None,
+        ),
+        "both": ({"attn_mask": later, "key_padding_mask": padding}, real & ~later, None),
+        "causal hint": ({"attn_mask": minus, "is_causal": True}, ~later, None),
+        "bias": ({"attn_mask": bias}, None, bias.view(batch, HEADS, length, length)),
+        "by head": (
+            {"attn_mask": by_head},
+            ~by_head.view(batch, HEADS, length, length),
+            None,
+        ),
+    }[kind]
+
+
+MASKS = (
+    "none",
+    "bool",
+    "float",
+    "padding",
+    "float padding",
+    "both",
+    "causal hint",
+    "bias",
+    "by head",
+)
+
+
+@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize("need_weights", [True, False])
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_multihead_attention(kind: str, need_weights: bool, batch_first: bool) -> None:
+    model = Mha(need_weights, batch_first=batch_first).eval()
+    x = torch.randn(3, 11, WIDTH)
+    kwargs, visible, bias = masks(kind, 3, 11)
+    padding = kwargs.get("key_padding_mask")
+    mask = torch.ones(3, 11)
+    if padding is not None:
+        mask = (padding == 0).float()
+    (call,) = calls_of(model, x, mask=mask, **kwargs)
+    assert call.site.kind == "self"
+    assert_call(call, *mha_by_hand(model.attn, x, x, x, visible, bias), model.attn)
+
+
+@pytest.mark.parametrize("kind", ["none", "bool", "padding", "both", "bias"])
+@pytest.mark.parametrize("need_weights", [True, False])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"add_bias_kv": True},
+        {"add_zero_attn": True},
+        {"add_bias_kv": True, "add_zero_attn": True},
+        {"bias": False},
+    ],
+    ids=str,
+)
+def test_multihead_attention_with_more_keys(
+    kind: str, need_weights: bool, options: dict[str, bool]
+) -> None:
+    model = Mha(need_weights, **options).eval()
+    x = torch.randn(3, 11, WIDTH)
+    kwargs, visible, bias = masks(kind, 3, 11)
+    padding = kwargs.get("key_padding_mask")
+    mask = torch.ones(3, 11) if padding is None else (~padding).float()
+    (call,) = calls_of(model, x, mask=mask, **kwargs)
+    assert call.site.kind == "self"
+    assert_call(call, *mha_by_hand(model.attn, x, x, x, visible, bias), model.attn)
+
+
+@pytest.mark.parametrize("options", [{}, {"kdim": 10, "vdim": 10}], ids=str)
+def test_multihead_cross_attention(options: dict[str, int]) -> None:
+    model = Mha(**options).eval()
+    x, other = torch.randn(2, 7, WIDTH), torch.randn(2, 12, options.get("kdim", WIDTH))
+    (call,) = calls_of(model, x, other)
+    assert call.site.kind == "cross"
+    assert_call(call, *mha_by_hand(model.attn, x, other, other), model.attn)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_multihead_attention_of_one_sample(masked: bool) -> None:
+    """Without a batch dimension."""
+    torch.manual_seed(0)
+    module = nn.MultiheadAttention(WIDTH, HEADS).eval()
+    x = torch.randn(9, WIDTH)
+    later = torch.ones(9, 9, dtype=torch.bool).triu(1) if masked else None
+    found: list[AttentionCall] = []
+    recorder = Recorder(module, found.append, lambda *_: None)
+    with torch.no_grad(), recorder.watch({}):
+        module(x, x, x, attn_mask=later)
+    (call,) = found
+    visible = None if later is None else ~later
+    assert_call(call, *mha_by_hand(module, x[None], x[None], x[None], visible), module)
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("how", ["layer", "stack"])
+def test_the_fused_path_of_torch_layers_is_kept_off(
+    norm_first: bool, activation: str, padded: bool, how: str
+) -> None:
+    """In eval mode these layers go round their own modules unless something is watching."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(
+        WIDTH, HEADS, 32, 0.1, activation, batch_first=True, norm_first=norm_first
+    )
+    model = (
+        layer
+        if how == "layer"
+        else nn.TransformerEncoder(layer, 3, enable_nested_tensor=not norm_first)
+    )
+    model.eval()
+    x = torch.randn(2, 9, WIDTH)
+    padding = torch.zeros(2, 9, dtype=torch.bool)
+    padding[1, 6:] = True
+    kwargs = {"src_key_padding_mask": padding} if padded else {}
+    mask = (~padding).float() if padded else torch.ones(2, 9)
+    calls = calls_of(model, x, mask=mask, **kwargs)
+    assert len(calls) == (1 if how == "layer" else 3)
+    assert [call.site.layer for call in calls] == list(range(len(calls)))
+    assert {call.site.stack for call in calls} == {"encoder"}
+    attention = (layer if how == "layer" else model.layers[0]).self_attn
+    hidden = (layer if how == "layer" else model.layers[0]).norm1(x) if norm_first else x
+    visible = ~padding[:, None, None] if padded else None
+    with torch.no_grad():
+        dense, v = mha_by_hand(attention, hidden, hidden, hidden, visible)
+    assert_call(calls[0], dense, v, attention)
+
+
+def test_torch_transformer_has_its_three_kinds() -> None:
+    torch.manual_seed(0)
+    model = nn.Transformer(WIDTH, HEADS, 2, 2, 32, batch_first=True).eval()
+    source, target = torch.randn(2, 9, WIDTH), torch.randn(2, 6, WIDTH)
+    later = nn.Transformer.generate_square_subsequent_mask(6)
+    calls = calls_of(model, source, target, tgt_mask=later)
+    assert [(c.site.stack, c.site.kind, c.site.layer) for c in calls] == [
+        ("encoder", "self", 0),
+        ("encoder", "self", 1),
+        ("decoder", "self", 0),
+        ("decoder", "cross", 0),
+        ("decoder", "self", 1),
+        ("decoder", "cross", 1),
+    ]
+    assert [c.site.causal for c in calls] == [False, False, True, False, True, False]
+
+
+# what cannot be measured
+
+
+class Dropping(nn.Module):
+    """Dropout that never goes off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        q = self.embedding(tokens).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+        y = F.scaled_dot_product_attention(q, q, q, dropout_p=0.2)
+        return self.out(y.transpose(1, 2).flatten(2))
+
+
+def test_dropout_in_eval_mode_is_refused() -> None:
+    with pytest.raises(NothingMeasuredError, match="dropout is on"):
+        scan(Dropping(), text())
+
+
+def test_dropout_in_multihead_attention_is_refused() -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+            self.attn = nn.MultiheadAttention(WIDTH, HEADS, dropout=0.5, batch_first=True)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            self.attn.train()
+            x = self.embedding(tokens)
+            return self.attn(x, x, x)[0]
+
+    with pytest.raises(NothingMeasuredError, match="dropout"):
+        scan(Noisy(), text())
+
+
+def test_an_output_changed_in_place_is_refused() -> None:
+    model = Gpt(gate="in place")
+    result = scan(model, text())
+    assert result.heads.empty
+    assert result.model.f_attr.isna().all()
+    told = result.not_measured[result.not_measured.metric == "all"]
+    assert told.site.tolist() == ["blocks.0.attn", "blocks.1.attn"]
+    assert told.reason.str.contains("changed in place").all()
+
+
+def test_in_place_sums_of_the_residual_stream_do_not_matter() -> None:
+    class InPlace(Gpt):
+        def forward(self, tokens: Tensor) -> Tensor:
+            x = self.embedding(tokens)
+            for block in self.blocks:
+                x += block.attn(block.norm(x))
+                x += block.mlp(x)
+            return self.head(x)
+
+    mine, plain = scan(InPlace(), text()), scan(Gpt(), text())
+    for column in ("f_attr", "entropy", "erank", "value_drain"):
+        assert_close(mine.heads[column], plain.heads[column], column)
+
+
+class EagerAttention(nn.Module):
+    """Softmax by hand: nothing to see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return (q @ k.mT / WIDTH**0.5).softmax(-1) @ v
+
+
+def test_attention_that_was_not_seen_is_reported() -> None:
+    class Mixed(Gpt):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks[1].attn = EagerAttention()
+
+    result = scan(Mixed(), text())
+    assert result.layers.site.tolist() == ["blocks.0.attn"]
+    told = result.not_measured[result.not_measured.site == "blocks.1.attn"]
+    assert told.metric.tolist() == ["all"]
+    assert "no call to scaled_dot_product_attention" in told.reason.iloc[0]
+
+
+def test_a_model_without_attention_measures_its_perplexity_only() -> None:
+    class Bag(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(VOCABULARY, VOCABULARY)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.embedding(tokens)
+
+    result = scan(Bag(), text())
+    assert result.figure("ppl") is not None
+    assert "no attention call" in " ".join(result.not_measured.reason)
+    with pytest.raises(NothingMeasuredError):
+        scan(Bag(), text(), metrics=["sink"])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_scripted_module_is_not_seen_and_does_no_harm() -> None:
+    class Attend(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(x, x, x)
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+            self.attention = torch.jit.script(Attend())
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.attention(self.embedding(tokens))
+
+    with pytest.raises(NothingMeasuredError):
+        scan(Outer(), text())
+
+
+def test_nan_weights_are_told() -> None:
+    model = Gpt()
+    with torch.no_grad():
+        model.blocks[0].attn.qkv.weight[0, 0] = math.nan
+    with pytest.raises(NothingMeasuredError, match="NaN"):
+        scan(model, text(), metrics=["sink", "entropy"])
+
+
+# shapes that broadcast
+
+
+@pytest.mark.parametrize("part", ["key", "value", "both", "heads"])
+def test_keys_that_broadcast(part: str) -> None:
+    """One set of keys or values for a whole batch, or for all heads."""
+
+    class Broadcast(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+            self.out = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            q = self.embedding(tokens).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+            k = q[:1] if part in ("key", "both") else q
+            v = q[:1] if part in ("value", "both") else q
+            if part == "heads":
+                k, v = q[:, :1], q[:, :1]
+            y = F.scaled_dot_product_attention(q, k, v)
+            return self.out(y.transpose(1, 2).flatten(2))
+
+    model, tokens = Broadcast(), text(3, 12)
+    with torch.no_grad():
+        q = model.embedding(tokens).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+    k = q[:1].expand_as(q) if part in ("key", "both") else q
+    v = q[:1].expand_as(q) if part in ("value", "both") else q
+    if part == "heads":
+        k, v = q[:, :1], q[:, :1]
+    dense = reference.attend(q, k, v)
+    ids = torch.zeros_like(tokens)
+    for size in (1, 3):
+        if size == 1 and part != "heads":
+            continue  # the model itself depends on its batch
+        result = scan(model, tokens, batch_size=size)
+        stats = reference.stats(dense, ids, ids)
+        assert_close(result.heads.f_attr, stats.first.mean((0, 2)))
+        assert_close(result.heads.entropy, stats.entropy.mean((0, 2)))
+        drain = reference.value_drain(v, model.out.weight.detach(), ids, HEADS)
+        assert_close(result.heads.value_drain, np.mean(drain, 0))
+
+
+def sites(result: Result) -> list[str]:
+    return result.layers.site.tolist()
+
+
+def test_a_module_used_twice_has_two_sites() -> None:
+    class Shared(Gpt):
+        def forward(self, tokens: Tensor) -> Tensor:
+            x = self.embedding(tokens)
+            for _ in range(3):
+                x = self.blocks[0](x)
+            return self.head(x)
+
+    result = scan(Shared(), text())
+    assert sites(result) == ["blocks.0.attn", "blocks.0.attn#1", "blocks.0.attn#2"]
+    assert result.layers.layer.tolist() == [0, 1, 2]
+    assert result.layers.f_attr.nunique() == 3
+    assert result.layers.erank.notna().all()
