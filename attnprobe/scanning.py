@@ -456,11 +456,12 @@ class Scan:
 
 @contextmanager
 def evaluated(model: nn.Module) -> Iterator[None]:
-    """Eval mode without gradients; every module's own mode is put back."""
+    """Eval mode without gradients; every module's own mode and the random state are put back."""
     modes = [(module, module.training) for module in model.modules()]
+    gpus = {p.device for p in model.parameters() if p.device.type == "cuda"}
     model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), torch.random.fork_rng(devices=list(gpus)):
             yield
     finally:
         for module, training in modes:
