@@ -69,7 +69,7 @@ def by_layer(ax: Axes, own: Sequence[tuple[str, Part]], column: str, floor: str 
         label = "floor (length and mask)" if n == 0 else None
         ax.plot(x, y, "--", color=GREY if same else colour(n), linewidth=1.2, label=label)
     ax.set_xlabel("layer")
-    ax.set_ylim(bottom=0)
+    ax.set_ylim(0, 1.06 * ax.get_ylim()[1])
     _whole_limits(ax, sorted({layer for _, part in own for layer in part.layers}))
     plain_legend(ax)
 
@@ -162,7 +162,7 @@ def spectra(ax: Axes, part: Part, layer: int) -> None:
 
 
 def gate_histogram(ax: Axes, row: dict[str, Any], n: int = 0, name: str | None = None) -> None:
-    """The share of gate values in each bin, the mean marked; unbounded gates on a symlog axis."""
+    """The share of gate values in each bin, the mean marked."""
     counts, edges = np.array(row["histogram"], float), np.array(row["edges"], float)
     shares = counts / max(1.0, counts.sum())
     ax.stairs(shares, edges, fill=name is None, color=colour(n), alpha=0.75 if name is None else 1)
@@ -172,11 +172,23 @@ def gate_histogram(ax: Axes, row: dict[str, Any], n: int = 0, name: str | None =
     if mean is not None:
         text = f"mean {mean:.2f}" if name is None else f"{name}, mean {mean:.2f}"
         ax.axvline(mean, color="black" if name is None else colour(n), linestyle="--", label=text)
-    if unit_gate(row):
+
+
+def gate_axis(ax: Axes, rows: Sequence[dict[str, Any]]) -> None:
+    """The axis of some gates' values: 0 to 1, or symmetric-logarithmic as far as there are any."""
+    if all(unit_gate(row) for row in rows):
         ax.set_xlim(0, 1)
         ax.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
-    else:
-        ax.set_xscale("symlog", linthresh=1e-3)
+        return
+    counts = [np.array(row["histogram"]) > 0 for row in rows]
+    edges = [np.array(row["edges"], float) for row in rows]
+    low = min(0.0, *(e[:-1][there].min() for e, there in zip(edges, counts, strict=True)))
+    high = max(0.0, *(e[1:][there].max() for e, there in zip(edges, counts, strict=True)))
+    ticks = [t for t in (-100.0, -1.0, -0.01, 0.0, 0.01, 1.0, 100.0) if low <= t <= high]
+    ax.set_xscale("symlog", linthresh=1e-3)
+    ax.set_xticks(ticks, [f"{t:g}" for t in ticks])
+    ax.set_xticks([], minor=True)
+    ax.set_xlim(low, high)
 
 
 def unit_gate(row: dict[str, Any]) -> bool:

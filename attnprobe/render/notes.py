@@ -53,16 +53,16 @@ def _place(rows: Sequence[Row], several: bool) -> str:
     return f" ({'; '.join(places)})" if places else ""
 
 
-def measured_on(results: Sequence[Result], names: Sequence[str]) -> list[str]:
+def measured_on(named: Sequence[tuple[str, Result]]) -> list[str]:
     """What was measured, in one line where it was the same for all."""
-    lines = [_input(result) for result in results]
+    lines = [_input(result) for _, result in named]
     if len(set(lines)) == 1:
-        seconds = [_seconds(r) for r in results if _seconds(r)]
+        seconds = [_seconds(result) for _, result in named if _seconds(result)]
         facts = [lines[0], " and ".join(seconds) if len(seconds) < 4 else ""]
         text = " · ".join(fact for fact in facts if fact)
         return [f"measured on {text}"] if text else []
     found = []
-    for name, result, line in zip(names, results, lines, strict=True):
+    for (name, result), line in zip(named, lines, strict=True):
         text = " · ".join(fact for fact in (line, _seconds(result)) if fact)
         if text:
             found.append(f"{name}: measured on {text}")

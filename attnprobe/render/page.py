@@ -11,7 +11,6 @@ from rich.text import Text
 from attnprobe.render import headline, notes, numbers
 from attnprobe.render.blocks import groups
 from attnprobe.render.grid import BETWEEN, Column, Group, Table, tables
-from attnprobe.render.names import labels
 from attnprobe.render.parts import Heads, Part, part_keys, part_title, parts
 from attnprobe.result import Result
 
@@ -26,25 +25,21 @@ class Page:
     """Results and the width there is to show them.
 
     Attributes:
-        results: at least one.
+        named: at least one result, each with the name that it has on the page.
         width: in cells.
     """
 
-    results: Sequence[Result]
+    named: Sequence[tuple[str, Result]]
     width: int
 
     @property
-    def names(self) -> list[str]:
-        return labels(self.results)
-
-    @property
-    def named(self) -> list[tuple[str, Result]]:
-        return list(zip(self.names, self.results, strict=True))
+    def results(self) -> list[Result]:
+        return [result for _, result in self.named]
 
     @property
     def strip_width(self) -> int:
         """Cells for a strip over heads that leave room for what should stand beside it."""
-        count = len(self.results)
+        count = len(self.named)
         room = (self.width - STUB - len(BETWEEN) * count) // count
         return max(4, min(32, room - BESIDE.get(count, MANY)))
 
@@ -218,7 +213,7 @@ def footer(page: Page, view: str, *remarks: str) -> Iterator[RenderableType]:
         prefix = f"{name}: " if len(page.results) > 1 else ""
         missing += [f"not measured · {prefix}{line}" for line in notes.not_measured(result, view)]
     told = [remark for remark in remarks if remark]
-    for lines in (told, missing, notes.measured_on(page.results, page.names)):
+    for lines in (told, missing, notes.measured_on(page.named)):
         if lines:
             yield BLANK
         for line in lines:

@@ -266,6 +266,7 @@ def _gates(named: Sequence[tuple[str, Result]]) -> Iterator[Drawing]:
             axes.gate_histogram(ax, row)
             axes.titled(ax, _panel_title(part, layer))
             axes.plain_legend(ax, handlelength=1.5)
+            axes.gate_axis(ax, [row for *_, row in chosen])
         grid[0].set_ylim(bottom=0)  # shared, so only once all are drawn
         row = chosen[0][2]
         name = f"{row['position']} gate, value after its activation ({row['activation']})"
@@ -371,6 +372,7 @@ def _gate_panel(own: Sequence[tuple[str, Part]]) -> Callable[[Any], None] | None
     def draw(ax: Any) -> None:
         for n, label, row in gates:
             axes.gate_histogram(ax, row, n, label)
+        axes.gate_axis(ax, [row for *_, row in gates])
         ax.set_ylim(bottom=0)
         ax.set_xlabel("value of the gate")
         ax.set_ylabel("share of values")

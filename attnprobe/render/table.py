@@ -8,6 +8,7 @@ from rich.console import Console, Group, RenderableType
 
 from attnprobe.errors import InputError
 from attnprobe.render.ascii import Ascii
+from attnprobe.render.names import labels
 from attnprobe.render.page import Page
 from attnprobe.render.parts import only_layer
 from attnprobe.render.views import entropy, gate, rank, scan, sink
@@ -44,5 +45,6 @@ def show(results: Sequence[Result], view: str, console: Console, layer: int | No
         return
     if layer is not None:
         results = [only_layer(result, layer) for result in results]
-    page: RenderableType = Group(*VIEWS[view](Page(results, console.width)))
+    named = list(zip(labels(results), results, strict=True))
+    page: RenderableType = Group(*VIEWS[view](Page(named, console.width)))
     console.print(Ascii(page) if console.options.ascii_only else page, highlight=False)

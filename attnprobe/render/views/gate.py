@@ -30,7 +30,7 @@ RANGES = dict(zip(SHARES, ("<0.1", "0.1–0.3", "0.4–0.6", "0.7–0.9", ">0.9"
 def view(page: Page) -> Iterator[RenderableType]:
     """The page from top to bottom; checkpoints without a gate are named and left out of tables."""
     yield from headlines(page, headline.gate)
-    gated = Page([r for r in page.results if not r.gates.empty], page.width)
+    gated = Page([(n, r) for n, r in page.named if not r.gates.empty], page.width)
     if not gated.results:
         yield from footer(page, "gate")
         return
