@@ -1,0 +1,94 @@
+"""Memory is linear in the length: no tensor of queries × keys, and no quadratic growth."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from attnprobe import scan
+from attnprobe.models import Decoder, GateConfig, ModelConfig
+
+LENGTH = 2048
+
+
+class Largest(TorchDispatchMode):
+    """The most elements in memory of their own that any operator returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numel, self.name = 0, ""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                numel = leaf.untyped_storage().nbytes() // max(1, leaf.element_size())
+                if numel > self.numel:
+                    self.numel, self.name = numel, str(func)
+        return result
+
+
+def model(gate: GateConfig, **changes: object) -> Decoder:
+    values = {"vocab_size": 11, "d_model": 16, "n_layers": 2, "n_heads": 2, "max_length": 16384}
+    return Decoder(ModelConfig(**{**values, "gate": gate, **changes}))
+
+
+@pytest.mark.parametrize("max_logit", [False, True], ids=["fused", "blocks"])
+@pytest.mark.parametrize("gate", [GateConfig(), GateConfig("G1")], ids=["plain", "gated"])
+def test_no_tensor_of_queries_by_keys(max_logit: bool, gate: GateConfig) -> None:
+    tokens = torch.randint(0, 11, (2, LENGTH))
+    with Largest() as largest:
+        scan(model(gate), tokens, max_logit=max_logit)
+    assert 0 < largest.numel < LENGTH * LENGTH // 2, largest.name
+
+
+def test_the_watch_would_see_one() -> None:
+    with Largest() as largest:
+        torch.ones(LENGTH, 1) * torch.ones(1, LENGTH)
+    assert largest.numel == LENGTH * LENGTH
+
+
+PROBE = """
+import json, resource, sys, torch
+from attnprobe import scan
+from attnprobe.models import Decoder, ModelConfig
+torch.set_num_threads(1)
+model = Decoder(ModelConfig(vocab_size=11, d_model=32, n_layers=4, n_heads=1, d_ff=32,
+                            max_length=1))
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+scan(model, torch.randint(0, 11, (1, 512)), max_logit=MAX_LOGIT)
+before = resident()
+scan(model, torch.randint(0, 11, (1, int(sys.argv[1]))), max_logit=MAX_LOGIT)
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print(json.dumps([before, peak]))
+"""
+
+
+def growth(length: int, max_logit: bool) -> int:
+    """Bytes by which a scan of that length raised the process above what it held before."""
+    code = PROBE.replace("MAX_LOGIT", str(max_logit))
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(length)], capture_output=True, text=True, check=True
+    )
+    before, peak = json.loads(done.stdout)
+    return peak - before
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize("max_logit", [False, True], ids=["fused", "blocks"])
+def test_peak_memory_is_linear(max_logit: bool) -> None:
+    """Twice the tokens take at most 2.2 times the memory, and less than a matrix of them."""
+    short, long = growth(8192, max_logit), growth(16384, max_logit)
+    assert long < 2.2 * short + (8 << 20), (short, long)  # the allocator rounds up
+    assert long < 16384 * 16384  # a quarter of one float32 matrix
