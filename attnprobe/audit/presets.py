@@ -81,14 +81,10 @@ _GATED = Preset(
             f"{GU}: 77-99 % of the heads of ungated models have a sink; a fifth is our choice",
         ),
         "gate-mean": PresetRule(
-            {"metric": "gate_mean", "max": 0.5},
+            {"metric": "gate_mean", "min": 0.005, "max": 0.5},
             f"{PAPER}: mean 0.116 (element) and 0.172 (head), and a gate held in [0.5, 1] leaves "
-            "the sink (F-Attn 0.451); a sigmoid starts at 0.5",
-        ),
-        "gate-shut": PresetRule(
-            {"metric": "gate_mean", "min": 0.005},
-            "our choice, far below the 0.116 of the paper: a gate that is shut everywhere switches "
-            "attention off",
+            "the sink (F-Attn 0.451); a sigmoid starts at 0.5. Below 0.005, our choice, attention is "
+            "switched off",
         ),
         "massive": PresetRule(
             {"table": "massive", "metric": "value", "aggregate": "count", "max": 0},

@@ -29,7 +29,11 @@ Table = Literal[
 ]
 _OF_SCOPE = {"model": "model", "layer": "layers", "head": "heads"}
 _MISSING_HINT = (
-    "measure it, or turn this rule off for the checkpoint with level = \"off\" in [[overrides]]"
+    'measure it, or turn the rule off for this checkpoint with level = "off" in [[overrides]]'
+)
+_NO_GATE_HINT = (
+    "the rule is for models with a gate: train one with --gate G1, or turn the rule off for this "
+    'checkpoint with level = "off" in [[overrides]]'
 )
 
 
@@ -145,8 +149,8 @@ class Rule(BaseModel):
     id: str = Field(
         default="",
         pattern=r"^[^\s\x00-\x1f\x7f]*$",
-        description="a name for reports, overrides and waivers; with the id of a preset's rule, "
-        "only the keys given here replace those of the preset",
+        description="a name for reports, overrides and waivers; with the id of a preset's rule "
+        "the keys given here replace those of the preset, the others stay",
     )
     source: Source = Field(default=Source(), exclude=True, repr=False)
 
@@ -189,6 +193,8 @@ class Rule(BaseModel):
     def expected(self) -> str:
         """The bounds in words."""
         if self.is_trend:
+            if self.max_increase == self.max_decrease:
+                return f"a change of at most {self.max_increase}"
             parts = [("rise", self.max_increase), ("fall", self.max_decrease)]
             said = [f"a {word} of at most {step}" for word, step in parts if step is not None]
             return " and ".join(said)
@@ -223,7 +229,7 @@ def judge(
                 continue
             verdict = _trend(rule, result, before) if rule.is_trend else _bounds(rule, result)
             if verdict is not None:
-                found.append(_finding(name, rule, result, verdict))
+                found.append(finding_of(name, rule, result, verdict))
     return found
 
 
@@ -412,11 +418,8 @@ def _moved(
     )
 
 
-def _finding(name: str, rule: Rule, result: Result, verdict: Verdict) -> Finding:
-    known = figures.figure(rule.table, rule.metric)
-    hint = rule.hint or (known.too_high if verdict.too_high else known.too_low)
-    if verdict.reason is not None and rule.hint is None:
-        hint = _MISSING_HINT
+def finding_of(name: str, rule: Rule, result: Result, verdict: Verdict) -> Finding:
+    """A verdict with all that a report says of it; `name` is what the checkpoint is called."""
     bound = rule.max if verdict.too_high else rule.min
     path = result.checkpoint.get("path")
     return Finding(
@@ -437,10 +440,21 @@ def _finding(name: str, rule: Rule, result: Result, verdict: Verdict) -> Finding
         places=tuple(verdict.places),
         rows=verdict.rows,
         rows_broken=verdict.broken,
-        hint=hint,
+        hint=_hint(rule, verdict),
         source=rule.source,
         change=verdict.change,
     )
+
+
+def _hint(rule: Rule, verdict: Verdict) -> str:
+    """What to do about a broken rule, "" about one that is kept."""
+    if not verdict.broken or rule.hint is not None:
+        return rule.hint or ""
+    if verdict.reason is not None:
+        is_gate = figures.family(rule.table, rule.metric) == "gate"
+        return _NO_GATE_HINT if is_gate else _MISSING_HINT
+    known = figures.figure(rule.table, rule.metric)
+    return known.too_high if verdict.too_high else known.too_low
 
 
 def apart(value: float | None, bound: float | None) -> str:

@@ -55,6 +55,11 @@ class Selected:
     problem: str | None = None
 
     @property
+    def all_there(self) -> bool:
+        """Whether every number is one."""
+        return bool(np.isfinite(self.values).all())
+
+    @property
     def is_flag(self) -> bool:
         """Whether the column says yes or no of every row."""
         return (self.table, self.column) == ("heads", "collapsed")

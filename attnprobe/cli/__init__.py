@@ -9,12 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from attnprobe._version import __version__
-from attnprobe.cli import compare, entropy, gate, models, rank, scan, sink, train
+from attnprobe.cli import audit, compare, entropy, gate, init, models, rank, scan, sink, train
 from attnprobe.cli.reporting import FAILED, INTERRUPTED, fault, say, silence_stdout
 
 VERBS = {
     "Measure": (scan.scan, sink.sink, entropy.entropy, rank.rank, gate.gate),
-    "Judge": (compare.compare,),
+    "Judge": (compare.compare, audit.audit, init.init),
     "Checkpoints": (models.models, train.train),
 }
 

@@ -1,0 +1,108 @@
+"""What several formats say in the same words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attnprobe.audit.findings import Finding, Place
+from attnprobe.audit.report import Report
+from attnprobe.render.names import plural, printable, token_text
+
+SHOWN = 3
+
+
+def verdict(report: Report) -> str:
+    """The whole report in one line."""
+    broken = len({f.checkpoint for f in report.errors})
+    unread = len({p.checkpoint for p in report.problems})
+    parts = [f"{plural(len(report.checkpoints), 'checkpoint')} judged"]
+    if report.errors:
+        rules = plural(len(report.errors), "rule")
+        parts.append(f"{rules} broken by {plural(broken, 'checkpoint')}")
+    if report.warnings:
+        parts.append(plural(len(report.warnings), "warning"))
+    if report.waived:
+        parts.append(f"{len(report.waived)} waived")
+    if unread:
+        parts.append(f"{plural(unread, 'checkpoint')} with a problem")
+    is_fine = not report.errors and not report.problems and report.checkpoints
+    return f"{'passed' if is_fine else 'failed'}: {', '.join(parts)}"
+
+
+def place(where: Place) -> str:
+    """A row in words: `layer 3, head 2`, `document 0, layer 1, position 0 '<s>'`."""
+    parts = []
+    if where.stack not in (None, "decoder"):
+        parts.append(printable(where.stack))
+    if where.kind not in (None, "self"):
+        parts.append(printable(where.kind))
+    if where.sample is not None:
+        parts.append(f"document {where.sample}")
+    if where.layer is not None:
+        parts.append(f"layer {where.layer}")
+    if where.head is not None:
+        parts.append(f"head {where.head}")
+    if where.position is not None and not isinstance(where.position, str):
+        parts.append(f"position {where.position}")
+    if where.token is not None:
+        parts.append(f"token {token_text(where.token)}")
+    return ", ".join(parts)
+
+
+def places(finding: Finding, shown: int = SHOWN) -> str:
+    """Where a finding is, worst first: `layer 3, head 2 (0.98); … and 5 more`. Empty if nowhere."""
+    said = [_with_value(finding, p) for p in finding.places[:shown] if place(p)]
+    if not said:
+        return ""
+    more = max(finding.rows_broken, len(finding.places)) - len(said)
+    return "; ".join(said) + (f"; and {more} more" if more > 0 else "")
+
+
+def _with_value(finding: Finding, where: Place) -> str:
+    if finding.rows == 1 and finding.aggregate == "each":
+        return place(where)
+    value = "missing" if where.value is None else f"{where.value:.4g}"
+    before = "" if where.before is None else f"{where.before:.4g} -> "
+    return f"{place(where)} ({before}{value})"
+
+
+def found(finding: Finding) -> str:
+    """What was found, in a cell."""
+    if finding.reason is not None:
+        return f"missing: {finding.reason}"
+    change = finding.change
+    if change is None or change.before is None:
+        return finding.shown
+    return f"{change.before:.4g} -> {finding.shown}"
+
+
+def state(finding: Finding) -> str:
+    """The status in a word: error, warning, waived, or passed, improved, new and so on."""
+    if finding.status == "broken":
+        return "error" if finding.level == "error" else "warning"
+    if finding.status == "passed" and finding.change is not None:
+        return {"improvement": "improved", "new": "new"}.get(finding.change.verdict, "passed")
+    return finding.status
+
+
+def origin(finding: Finding) -> str:
+    """Where the rule was written: `attnprobe.toml:12`, `preset`, `flag`."""
+    source = finding.source
+    if source.file is not None and source.origin in ("config", "preset", "baseline"):
+        return f"{source.file}:{source.line}"
+    return source.origin
+
+
+def trend_rows(metrics: Sequence[str], points: Sequence[object]) -> list[list[str]]:
+    """The cells of a trend's table, a row a checkpoint."""
+    return [
+        [
+            f"{point.step}",  # type: ignore[attr-defined]
+            *(_number(point.figures[m]) for m in metrics),  # type: ignore[attr-defined]
+        ]
+        for point in points
+    ]
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
