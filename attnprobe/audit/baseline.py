@@ -11,7 +11,8 @@ from attnprobe.audit import figures
 from attnprobe.audit.config import Baseline, Loaded
 from attnprobe.audit.figures import did_you_mean
 from attnprobe.audit.findings import Change, Finding, Source
-from attnprobe.audit.rules import Rule, Step, Verdict, changed, finding_of
+from attnprobe.audit.judging import Verdict, changed, finding_of
+from attnprobe.audit.rules import Rule, Step
 from attnprobe.audit.selection import select
 from attnprobe.errors import InputError
 from attnprobe.render.names import labels
@@ -256,7 +257,9 @@ class Update:
     reason: str | None = None
 
 
-def changes(results: Sequence[Result], baseline: Sequence[Result], watched: Sequence[Watch]) -> list[str]:
+def changes(
+    results: Sequence[Result], baseline: Sequence[Result], watched: Sequence[Watch]
+) -> list[str]:
     """What the new baseline would say that the old one does not, line by line."""
     lines = []
     for label, result in zip(labels(results), results, strict=True):
@@ -270,7 +273,9 @@ def changes(results: Sequence[Result], baseline: Sequence[Result], watched: Sequ
         for watch in watched:
             for finding in _held(label, result, old, watch):
                 lines += _line(label, finding)
-        if result.to_dict() != old.to_dict() and not any(l.startswith(f"{label}: ") for l in lines):
+        if result.to_dict() != old.to_dict() and not any(
+            line.startswith(f"{label}: ") for line in lines
+        ):
             lines.append(f"{label}: measured anew, no figure moved beyond its tolerance")
     kept = [old.name for old in baseline if old.name not in {r.name for r in results}]
     lines += [f"{name}: kept as it was, it was not audited" for name in kept]
@@ -301,4 +306,3 @@ def write(path: Path, results: Sequence[Result], baseline: Sequence[Result]) -> 
         InputError: it cannot be written.
     """
     save_results(merged(results, baseline), path)
-

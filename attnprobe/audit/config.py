@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -74,7 +74,7 @@ class Tolerance(_Table):
     )
     better: Literal["lower", "higher", "same"] | None = Field(
         default=None,
-        description="which way is an improvement; same: any change beyond the tolerance is reported",
+        description="which way is an improvement; same: any change beyond the tolerance counts",
     )
     level: Level | None = Field(
         default=None, description="error by default, warn where better is same"
@@ -178,7 +178,7 @@ TABLES: dict[str, type[BaseModel]] = {
 class Loaded:
     """A configuration and the file it was read from, None for that of no file."""
 
-    config: Config = Config()
+    config: Config = field(default_factory=Config)
     path: Path | None = None
     text: str = ""
     prefix: tuple[str, ...] = ()
@@ -247,7 +247,9 @@ def load(path: Path) -> Loaded:
         raise explained(error, Loaded(path=path, text=text, prefix=prefix)) from None
 
 
-def explained(error: ValidationError, loaded: Loaded, under: Sequence[str | int] = ()) -> InputError:
+def explained(
+    error: ValidationError, loaded: Loaded, under: Sequence[str | int] = ()
+) -> InputError:
     """The first fault of a table, as one line that says where it is and what would do."""
     faults = error.errors(include_url=False)
     first = faults[0]

@@ -48,7 +48,9 @@ _RANK = (
     "heads write into few directions: read it beside mean_share and value_drain; a sink that is "
     "not drained does this, a gate at G1 undoes it"
 )
-_DIFFUSE = "attention is close to uniform: has the layer been trained, is the scale of the logits right"
+_DIFFUSE = (
+    "attention is close to uniform: has the layer been trained, is the scale of the logits right"
+)
 _SHARP = (
     "heads look at one key each: fine for an induction head, a sign of entropy collapse in a whole "
     "layer; try QK norm, a lower learning rate or longer warm-up"

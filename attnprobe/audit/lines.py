@@ -51,10 +51,9 @@ def _parsed(text: str) -> dict[str, Any] | None:
 
 def _holds(data: Any, path: Sequence[str | int]) -> bool:
     for key in path:
-        if isinstance(data, dict) and key in data:
-            data = data[key]
-        elif isinstance(data, list) and isinstance(key, int) and key < len(data):
-            data = data[key]
-        else:
+        if isinstance(data, list):
+            data = dict(enumerate(data))
+        if not isinstance(data, dict) or key not in data:
             return False
+        data = data[key]
     return True

@@ -35,12 +35,12 @@ class Preset:
 
 _HEALTH = Preset(
     "health",
-    "What any trained transformer keeps, gated or not: nothing collapsed, nothing about to overflow.",
+    "What any trained transformer keeps, gated or not: nothing collapsed, nothing that overflows.",
     {
         "layer-collapse": PresetRule(
             {"table": "layers", "metric": "entropy_norm", "min": 0.03},
-            "a head below 0.03 counts as collapsed (docs/definitions.md); a whole layer below it is "
-            "the entropy collapse of Zhai et al. 2023",
+            "a head below 0.03 counts as collapsed (docs/definitions.md); a whole layer below it "
+            "is the entropy collapse of Zhai et al. 2023",
         ),
         "collapsed-heads": PresetRule(
             {
@@ -73,8 +73,8 @@ _GATED = Preset(
     {
         "f-attr": PresetRule(
             {"metric": "f_attr", "max": 0.15},
-            f"{PAPER}: 0.048 (element) and 0.073 (head) with a gate at G1, 0.467 without, 0.297 and "
-            "more with gates that leave the sink; 0.15 is twice the one and half the other",
+            f"{PAPER}: 0.048 (element) and 0.073 (head) with a gate at G1, 0.467 without, 0.297 "
+            "and more with gates that leave the sink; 0.15 is twice the one and half the other",
         ),
         "sink-rate": PresetRule(
             {"metric": "sink_rate", "max": 0.2},
@@ -83,13 +83,13 @@ _GATED = Preset(
         "gate-mean": PresetRule(
             {"metric": "gate_mean", "min": 0.005, "max": 0.5},
             f"{PAPER}: mean 0.116 (element) and 0.172 (head), and a gate held in [0.5, 1] leaves "
-            "the sink (F-Attn 0.451); a sigmoid starts at 0.5. Below 0.005, our choice, attention is "
-            "switched off",
+            "the sink (F-Attn 0.451); a sigmoid starts at 0.5. Below 0.005, our choice, attention "
+            "is switched off",
         ),
         "massive": PresetRule(
             {"table": "massive", "metric": "value", "aggregate": "count", "max": 0},
-            f"{SUN}: above 100 and 1,000 times the median; {PAPER}: largest activation 94 (element) "
-            "and 98 (head) with a gate, 1053 without",
+            f"{SUN}: above 100 and 1,000 times the median; {PAPER}: largest activation 94 "
+            "(element) and 98 (head) with a gate, 1053 without",
         ),
     },
 )

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 
 from attnprobe.audit import baseline, trend, waivers
 from attnprobe.audit.baseline import Update
 from attnprobe.audit.findings import Finding, Problem
+from attnprobe.audit.judging import judge
 from attnprobe.audit.rulebook import RuleBook, known_ids
-from attnprobe.audit.rules import judge
 from attnprobe.audit.trend import Trend
 from attnprobe.render.names import labels
 from attnprobe.result import Result
@@ -42,7 +42,6 @@ class Report:
     update: Update | None = None
     presets: tuple[str, ...] = ()
     config: str | None = None
-    paths: dict[str, str | None] = field(default_factory=dict)
 
     @property
     def errors(self) -> list[Finding]:
@@ -121,9 +120,7 @@ def audit(
         compared = baseline.compare(measured, held.results, watched, held.allow_different_input)
         findings += compared.findings
         refused = [_refused(r, why, held.path) for r, why in compared.refused]
-    findings, notes = waivers.grant(
-        findings, book.loaded.config.waivers, today or date.today()
-    )
+    findings, notes = waivers.grant(findings, book.loaded.config.waivers, today or date.today())
     report = Report(
         checkpoints=tuple(labels(measured)),
         findings=tuple(findings),
@@ -132,7 +129,6 @@ def audit(
         trends=tuple(trend.of(measured, book.rules)),
         presets=book.presets,
         config=None if book.loaded.path is None else str(book.loaded.path),
-        paths={n: r.checkpoint.get("path") for n, r in zip(labels(measured), measured, strict=True)},
     )
     if held is not None and held.update:
         report = replace(report, update=_updated(report, measured, held, watched))

@@ -1,4 +1,4 @@
-"""The rules of an audit: presets, the file's own, what it overrides, and the command line on top."""
+"""The rules of an audit: presets, the file's own and its overrides, the command line on top."""
 
 from __future__ import annotations
 
@@ -68,9 +68,7 @@ class RuleBook:
             InputError: overrides that each make sense make none together.
         """
         overrides = self.loaded.config.overrides
-        chosen = tuple(
-            n for n, one in enumerate(overrides) if fits_result(one.checkpoints, result)
-        )
+        chosen = tuple(n for n, one in enumerate(overrides) if fits_result(one.checkpoints, result))
         return self._rules(chosen)
 
     def _rules(self, chosen: tuple[int, ...]) -> list[Rule]:

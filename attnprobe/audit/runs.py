@@ -73,4 +73,5 @@ def _identity(result: Result) -> tuple[str, str]:
     about = result.checkpoint
     path = str(about.get("path") or "").replace("\\", "/")
     model: list[Any] = [result.architecture, about.get("config"), about.get("seed")]
-    return str(PurePath(path).parent) if path else "", json.dumps(model, sort_keys=True, default=str)
+    folder = str(PurePath(path).parent) if path else ""
+    return folder, json.dumps(model, sort_keys=True, default=str)

@@ -106,6 +106,4 @@ def _preset(name: str) -> Iterator[str]:
 
 
 def _comment(words: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(
-        words, 98, initial_indent=f"# {indent}", subsequent_indent=f"# {indent}"
-    )
+    return textwrap.wrap(words, 98, initial_indent=f"# {indent}", subsequent_indent=f"# {indent}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from attnprobe.cli.gathering import Gathering, cache_folder, gathering
-from attnprobe.cli.options import INPUT, OUTPUT, collected
+from attnprobe.cli.options import OUTPUT, collected
 from attnprobe.cli.output import check_writable, show, write_stdout
 from attnprobe.cli.reporting import FAILED, INTERRUPTED, NOTHING_MEASURED, gravest, say
 from attnprobe.errors import InputError
@@ -102,7 +102,7 @@ class Auditing(Gathering):
     ] = False
 
     format: Annotated[Format, _option("--format", panel=OUTPUT, help="Of what goes to stdout.")] = (
-        "table"
+        "table"  # type: ignore[assignment]  # other formats than those of tables
     )
     output: Annotated[
         list[str] | None,
@@ -113,7 +113,7 @@ class Auditing(Gathering):
             help="Write a file too; its suffix chooses the format (.json, .jsonl, .md, .csv, .txt, "
             ".xml for JUnit, .sarif), or a name before it, as in junit:FILE; may be repeated.",
         ),
-    ] = None
+    ] = None  # type: ignore[assignment]  # no Path: a format may stand before it
     plots: Annotated[
         Path | None,
         _option(

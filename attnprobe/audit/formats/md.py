@@ -12,7 +12,14 @@ from attnprobe.render.names import printable
 _ESCAPED = str.maketrans(
     {c: f"\\{c}" for c in r"\`*_[]|~#@"} | {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
 )
-_MARKS = {"error": "❌", "warning": "⚠️", "waived": "⏸️", "passed": "✅", "improved": "✅", "new": "🆕"}
+_MARKS = {
+    "error": "❌",
+    "warning": "⚠️",
+    "waived": "⏸️",
+    "passed": "✅",
+    "improved": "✅",
+    "new": "🆕",
+}
 
 
 def render(report: Report) -> str:

@@ -144,4 +144,3 @@ def _update(report: Report) -> Iterator[RenderableType]:
         yield Text(f"  {printable(line)}")
     yield Text("  written" if update.written else f"  not written: {update.reason}")
     yield Text()
-
