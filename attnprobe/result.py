@@ -228,13 +228,19 @@ def frame(name: str, rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     """Rows as a frame with just the columns of a table, numbers as numbers."""
     table = pd.DataFrame(list(rows), columns=list(TABLES[name]))
     for column in TABLES[name]:
-        if column in INTEGERS or (column in RANK_INTEGERS and name != "model"):
+        if _is_integer(name, column):
             table[column] = pd.to_numeric(table[column]).astype("Int64")
-        elif column == "collapsed" and name == "heads":
+        elif (name, column) == ("heads", "collapsed"):
             table[column] = table[column].astype("boolean")
         elif column not in TEXT and (name, column) != ("gates", "position"):
             table[column] = pd.to_numeric(table[column]).astype("float64")
     return table
+
+
+def _is_integer(table: str, column: str) -> bool:
+    if column == "position":  # of a token; a gate's is G1 to G5
+        return table != "gates"
+    return column in INTEGERS or (column in RANK_INTEGERS and table != "model")
 
 
 def to_json(results: Sequence[Result]) -> dict[str, Any]:
@@ -286,7 +292,9 @@ def _plain(value: Any) -> Any:
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(v) for v in value]
-    if value is None or value is pd.NA or isinstance(value, (str, bool)):
+    if isinstance(value, str):  # a path that is no UTF-8 holds surrogates, which no file takes
+        return value.encode("utf-8", "backslashreplace").decode()
+    if value is None or value is pd.NA or isinstance(value, bool):
         return None if value is pd.NA else value
     if hasattr(value, "item"):
         value = value.item()

@@ -26,7 +26,9 @@ def _token(row: Row, documents: Sequence[Sequence[int]], text: Callable[[int], s
     if row["document"] >= len(documents) or row["position"] >= len(documents[row["document"]]):
         return {"token_id": None, "token": None}
     token = documents[row["document"]][row["position"]]
-    return {"token_id": token, "token": text(token) if text else None}
+    # half a character is a lone surrogate in some vocabularies, which no file takes
+    spelled = text(token).encode("utf-8", "backslashreplace").decode() if text else None
+    return {"token_id": token, "token": spelled}
 
 
 def grouped(rows: Sequence[Row], documents: int) -> list[Row]:
