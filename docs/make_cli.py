@@ -14,6 +14,7 @@ import typer
 
 from attnprobe.cli import VERBS, app
 
+JUDGING = "Comparing and auditing"
 PAGE = Path(__file__).with_name("cli.md")
 INTRODUCTION = """\
 # The command line
@@ -36,6 +37,7 @@ attnprobe VERB [CKPT…] [options]
 | exit code | meaning |
 |---|---|
 | 0 | fine, also when the reader of the pipe went away |
+| 1 | a rule was broken (`audit` only) |
 | 2 | wrong usage, an unreadable checkpoint, any other error; one line on stderr says which |
 | 3 | nothing could be measured |
 | 130 | interrupted |
@@ -62,11 +64,32 @@ def page() -> str:
             else "Takes all the options below.\n"
         )
     parts += ["### Options of the measuring verbs\n", *_options(everything, VERBS["Measure"][0])]
-    parts.append("## Checkpoints\n")
-    for verb in VERBS["Checkpoints"]:
-        command = commands[verb.__name__]
-        parts += [_heading(command), *_options(command.params, verb)]
+    for panel in ("Judge", "Checkpoints"):
+        parts.append(f"## {JUDGING if panel == 'Judge' else panel}\n")
+        for verb in VERBS[panel]:
+            command = commands[verb.__name__]
+            parts += [_heading(command), *_shared(command, everything, verb)]
     return "\n".join(parts).rstrip() + "\n"
+
+
+def _shared(command: Any, measuring: Iterable[Any], verb: Callable[..., None]) -> list[str]:
+    """The options of a verb; of those that are the same as when measuring, only the names."""
+    there = {p.name: (p.help, _type(VERBS["Measure"][0], p.name)) for p in measuring}
+    same = [
+        p
+        for p in command.params
+        if p.param_type_name == "option"
+        and p.name not in ("help", "quiet", "verbose")
+        and there.get(p.name) == (p.help, _type(verb, p.name))
+    ]
+    names = ", ".join(f"`{p.opts[0]}`" for p in same)
+    told = [f"Measures with {names} as above.\n"] if same else []
+    return [*_options([p for p in command.params if p not in same], verb), *told]
+
+
+def _type(verb: Callable[..., None], name: str) -> Any:
+    declared = verb.__annotations__.get(name)
+    return None if declared is None else get_args(declared)[0]
 
 
 def _heading(command: Any) -> str:
@@ -85,7 +108,7 @@ def _options(params: Iterable[Any], verb: Callable[..., None]) -> list[str]:
         if param.name == "help":
             continue
         if param.param_type_name == "argument":
-            names, panel = f"`{param.metavar}`", "Arguments"
+            names, panel = f"`{param.metavar}`".replace("|", "\\|"), "Arguments"
         else:
             names = ", ".join(f"`{o}`" for o in (*param.opts, *param.secondary_opts))
             panel = param.rich_help_panel

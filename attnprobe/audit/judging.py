@@ -24,6 +24,9 @@ from attnprobe.result import Result
 _MISSING_HINT = (
     'measure it, or turn the rule off for this checkpoint with level = "off" in [[overrides]]'
 )
+_ALONE_HINT = (
+    "audit the whole folder of the run, or say with checkpoints = [...] for which the rule is"
+)
 _NO_GATE_HINT = (
     "the rule is for models with a gate: train one with --gate G1, or turn the rule off for this "
     'checkpoint with level = "off" in [[overrides]]'
@@ -67,6 +70,7 @@ class Verdict:
     reason: str | None = None
     too_high: bool = True
     change: Change | None = None
+    alone: bool = False  # it takes other checkpoints to tell
 
 
 def _bounds(rule: Rule, result: Result) -> Verdict:
@@ -176,7 +180,7 @@ def _extremes(rule: Rule, rows: Selected, largest: bool) -> list[Place]:
 def _trend(rule: Rule, result: Result, before: dict[int, Result | None]) -> Verdict | None:
     """A rule on what changed since the step before; None at the first step of a run."""
     if id(result) not in before:
-        return Verdict(None, broken=1, reason=runs.why_no_run(result))
+        return Verdict(None, broken=1, reason=runs.why_no_run(result), alone=True)
     earlier = before[id(result)]
     if earlier is None:
         return None
@@ -271,9 +275,10 @@ def _hint(rule: Rule, verdict: Verdict) -> str:
     """What to do about a broken rule, "" about one that is kept."""
     if not verdict.broken or rule.hint is not None:
         return rule.hint or ""
+    if verdict.alone:
+        return _ALONE_HINT
     if verdict.reason is not None:
-        is_gate = figures.family(rule.table, rule.metric) == "gate"
-        return _NO_GATE_HINT if is_gate else _MISSING_HINT
+        return _NO_GATE_HINT if "no gate" in verdict.reason else _MISSING_HINT
     known = figures.figure(rule.table, rule.metric)
     return known.too_high if verdict.too_high else known.too_low
 

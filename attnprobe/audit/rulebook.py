@@ -198,7 +198,7 @@ def _checked(
         if where:
             raise explained(error, loaded, where) from None
         message = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
-        raise InputError(f"rule {keys.get('id', '')!r}: {message}") from None
+        raise InputError(f"--rule: {message}") from None
 
 
 def _force(book: RuleBook, asked: Asked) -> None:

@@ -16,10 +16,10 @@ from attnprobe.errors import InputError
 PREFIX = "ATTNPROBE_"
 #: Settings that are neither in the configuration nor read here.
 ELSEWHERE = ("CACHE",)
-OUTSIDE = ("CONFIG", "RULES")
-#: Setting to its table and key in the configuration.
+OUTSIDE = ("CONFIG", "RULE")
+#: Setting, called as its option, to its table and key in the configuration.
 KEYS: dict[str, tuple[str, str]] = {
-    "presets": ("", "presets"),
+    "preset": ("", "presets"),
     "checkpoints": ("", "checkpoints"),
     "baseline": ("baseline", "file"),
     "allow_different_input": ("baseline", "allow_different_input"),
@@ -31,9 +31,10 @@ KEYS: dict[str, tuple[str, str]] = {
         )
     },
     **{name: ("run", name) for name in ("model_config", "device", "dtype", "batch_size", "jobs")},
-    **{name: ("output", name) for name in ("format", "files", "plots", "exit_zero")},
+    **{name: ("output", name) for name in ("format", "plots", "exit_zero")},
+    "output": ("output", "files"),
 }
-_LISTS = ("presets", "checkpoints", "text_file", "files")
+_LISTS = ("preset", "checkpoints", "text_file", "output")
 #: What is measured on; given in one place, it takes that of the places below out of force.
 _TEXTS = ("text_file", "tokens", "random_tokens")
 
@@ -78,7 +79,7 @@ def from_environment(environ: Mapping[str, str]) -> Environment:
     return Environment(
         values,
         environ.get(variable("config")) or None,
-        tuple(_split(environ.get(variable("rules"), ""))),
+        tuple(_split(environ.get(variable("rule"), ""))),
     )
 
 
@@ -115,7 +116,8 @@ def _fault(first: Any, is_environment: bool) -> InputError:
     setting = next((s for s, place in KEYS.items() if place == (table, key)), key)
     message = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
     name = variable(setting) if is_environment else f"--{setting.replace('_', '-')}"
-    return InputError(f"{name}={first['input']!r}: {message}")
+    given = first["input"] if isinstance(first["input"], (str, int, float)) else None
+    return InputError(f"{name}: {message}" if given is None else f"{name}={given}: {message}")
 
 
 def _relocated(loaded: Loaded) -> Loaded:

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from attnprobe.audit.trend import Trend
 from attnprobe.errors import InputError
 from attnprobe.files import replacing
-from attnprobe.render.axes import GREY, colour, marker, titled
+from attnprobe.render.axes import colour, marker, titled
 from attnprobe.render.plots import DPI, NO_DATE, STYLE, file_name
 
 LABELS = {
@@ -62,17 +62,15 @@ def plot(trends: Sequence[Trend], folder: Path, format: str = "png") -> list[Pat
 
 def draw(trend: Trend) -> Figure:
     """The figure of one trend."""
-    columns = min(COLUMNS, len(trend.metrics))
+    columns = min(COLUMNS, len(trend.metrics)) + (len(trend.metrics) > 6)
     rows = -(-len(trend.metrics) // columns)
     figure = Figure(figsize=(2.7 * columns, 2.0 * rows + 0.3), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True).ravel()
     for n, (ax, metric) in enumerate(zip(grid, trend.metrics, strict=False)):
-        points = [(p.step, p.figures[metric]) for p in trend.points]
-        known = [(step, value) for step, value in points if value is not None]
-        ax.plot(*zip(*known, strict=True), color=colour(0), marker=marker(0), markersize=4)
-        for step, value in points:
-            if value is None:  # a gap in the line would pass for a straight one
-                ax.axvline(step, color=GREY, linewidth=0.8, linestyle=":")
+        steps = [point.step for point in trend.points]
+        values = [point.figures[metric] for point in trend.points]
+        known = [float("nan") if v is None else v for v in values]  # a gap, not a straight line
+        ax.plot(steps, known, color=colour(0), marker=marker(0), markersize=4)
         titled(ax, LABELS.get(metric, metric))
         ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         if metric in _SHARES:

@@ -122,7 +122,11 @@ class Auditing(Gathering):
     ] = None
     exit_zero: Annotated[
         bool,
-        _option("--exit-zero", panel=OUTPUT, help="Exit with 0 whatever is found, save Ctrl-C."),
+        _option(
+            "--exit-zero",
+            panel=OUTPUT,
+            help="Exit with 0 whatever is found; wrong usage and Ctrl-C still show.",
+        ),
     ] = False
 
 
@@ -178,8 +182,7 @@ def _shown(path: Path) -> Path:
 
 def _flags(options: Auditing) -> dict[str, Any]:
     """What was typed, by the name of the setting."""
-    names = {"preset": "presets", "output": "files"}
-    typed = {names.get(n, n): getattr(options, n) for n in options.given}
+    typed = {n: getattr(options, n) for n in options.given}
     if options.checkpoints:
         typed["checkpoints"] = options.checkpoints
     return {n: _plain(v) for n, v in typed.items() if n not in ("rule", "config", "cache")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Iterator
 
 from rich.console import Console, RenderableType
@@ -61,26 +62,20 @@ def _parts(report: Report) -> Iterator[RenderableType]:
 
 
 def _checkpoint(report: Report, name: str) -> Iterator[RenderableType]:
+    """A heading with counts, and below it what is to be seen; of many checkpoints, only faults."""
     findings = report.of(name)
-    listed = [f for f in findings if f.status != "passed"]
-    passed = [f for f in findings if f.status == "passed"]
-    noted = [f for f in passed if words.state(f) != "passed"]
-    listed += passed if len(report.checkpoints) <= LISTED else noted
+    is_short = len(report.checkpoints) > LISTED
+    listed = [f for f in findings if not is_short or words.state(f) != "passed"]
+    counts = Counter(words.state(f) for f in findings)
+    said = [plural(counts[state], state) for state in ("error", "warning") if counts[state]]
+    said += [f"{counts[s]} {s}" for s in ("waived", "improved", "new", "passed") if counts[s]]
     heading = Text(printable(name), style="bold")
-    counts = [
-        (sum(words.state(f) == "error" for f in findings), "error"),
-        (sum(words.state(f) == "warning" for f in findings), "warning"),
-    ]
-    said = [plural(n, word) for n, word in counts if n]
-    said += [f"{sum(f.status == 'waived' for f in findings)} waived"] * any(
-        f.status == "waived" for f in findings
-    )
-    said.append(f"{len(passed)} passed")
-    heading.append(f"  {', '.join(said)}", style="not bold")
+    heading.append(f"  {', '.join(said) or 'no rule is for it'}", style="not bold")
     yield heading
     if listed:
         yield _rows([(words.state(f), _finding(f)) for f in listed])
-    yield Text()
+    if listed or not is_short or name == report.checkpoints[-1]:
+        yield Text()
 
 
 def _rows(rows: list[tuple[str, Text]]) -> Table:
@@ -129,7 +124,7 @@ def _trend(trend: Trend) -> Iterator[RenderableType]:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("  step", justify="right")
     for metric in trend.metrics:
-        table.add_column(metric, justify="right")
+        table.add_column(metric, justify="right", overflow="fold")
     for cells in words.trend_rows(trend.metrics, trend.points):
         table.add_row(*cells)
     yield table

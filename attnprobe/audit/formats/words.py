@@ -17,8 +17,7 @@ def verdict(report: Report) -> str:
     unread = len({p.checkpoint for p in report.problems})
     parts = [f"{plural(len(report.checkpoints), 'checkpoint')} judged"]
     if report.errors:
-        rules = plural(len(report.errors), "rule")
-        parts.append(f"{rules} broken by {plural(broken, 'checkpoint')}")
+        parts.append(f"{plural(len(report.errors), 'error')} in {broken}")
     if report.warnings:
         parts.append(plural(len(report.warnings), "warning"))
     if report.waived:
@@ -29,12 +28,15 @@ def verdict(report: Report) -> str:
     return f"{'passed' if is_fine else 'failed'}: {', '.join(parts)}"
 
 
-def place(where: Place) -> str:
-    """A row in words: `layer 3, head 2`, `document 0, layer 1, position 0 '<s>'`."""
+def place(where: Place, kinds: bool = False) -> str:
+    """A row in words: `layer 3, head 2`, `layer 1, position 0, token <s>`.
+
+    The usual, self-attention in a decoder, goes without saying unless `kinds` is set.
+    """
     parts = []
     if where.stack not in (None, "decoder"):
         parts.append(printable(where.stack))
-    if where.kind not in (None, "self"):
+    if where.kind is not None and (kinds or where.kind != "self"):
         parts.append(printable(where.kind))
     if where.sample is not None:
         parts.append(f"document {where.sample}")
@@ -51,19 +53,21 @@ def place(where: Place) -> str:
 
 def places(finding: Finding, shown: int = SHOWN) -> str:
     """Where a finding is, worst first: `layer 3, head 2 (0.98); … and 5 more`. Empty if nowhere."""
-    said = [_with_value(finding, p) for p in finding.places[:shown] if place(p)]
+    kinds = len({p.kind for p in finding.places}) > 1
+    there = [(p, place(p, kinds)) for p in finding.places[:shown]]
+    said = [_with_value(finding, p, text) for p, text in there if text]
     if not said:
         return ""
     more = max(finding.rows_broken, len(finding.places)) - len(said)
     return "; ".join(said) + (f"; and {more} more" if more > 0 else "")
 
 
-def _with_value(finding: Finding, where: Place) -> str:
+def _with_value(finding: Finding, where: Place, text: str) -> str:
     if finding.rows == 1 and finding.aggregate == "each":
-        return place(where)
+        return text
     value = "missing" if where.value is None else f"{where.value:.4g}"
     before = "" if where.before is None else f"{where.before:.4g} -> "
-    return f"{place(where)} ({before}{value})"
+    return f"{text} ({before}{value})"
 
 
 def found(finding: Finding) -> str:
