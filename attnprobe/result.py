@@ -253,8 +253,9 @@ def to_json(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def dumps(results: Sequence[Result]) -> str:
-    """Strict JSON: no NaN, no infinity."""
-    return json.dumps(_plain(to_json(results)), ensure_ascii=False, allow_nan=False, indent=1)
+    """Strict JSON: no NaN, no infinity; a lone surrogate, as in a path that is no UTF-8, escaped."""
+    text = json.dumps(_plain(to_json(results)), ensure_ascii=False, allow_nan=False, indent=1)
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def save_results(results: Sequence[Result], path: str | os.PathLike[str]) -> None:
@@ -292,9 +293,7 @@ def _plain(value: Any) -> Any:
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(v) for v in value]
-    if isinstance(value, str):  # a path that is no UTF-8 holds surrogates, which no file takes
-        return value.encode("utf-8", "backslashreplace").decode()
-    if value is None or value is pd.NA or isinstance(value, bool):
+    if value is None or value is pd.NA or isinstance(value, (str, bool)):
         return None if value is pd.NA else value
     if hasattr(value, "item"):
         value = value.item()
