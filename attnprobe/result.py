@@ -253,7 +253,7 @@ def to_json(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def dumps(results: Sequence[Result]) -> str:
-    """Strict JSON: no NaN, no infinity; a lone surrogate, as in a path that is no UTF-8, escaped."""
+    """Strict JSON: no NaN, no infinity; lone surrogates, as in a path that is no UTF-8, escaped."""
     text = json.dumps(_plain(to_json(results)), ensure_ascii=False, allow_nan=False, indent=1)
     return text.encode("utf-8", "backslashreplace").decode()
 
