@@ -120,7 +120,8 @@ def compare(
         InputError: fewer than two results, or they cannot be compared; the line says why.
     """
     if len(results) < 2:
-        raise InputError(f"there is {len(results)} result to compare: give two or more")
+        one = "only one result" if results else "no result"
+        raise InputError(f"there is {one} to compare: give two different ones or more")
     names = _names(results)
     reasons = [
         reason

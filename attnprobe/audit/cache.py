@@ -143,13 +143,17 @@ def file_sha256(path: Path) -> str:
 
 def encode(result: Result) -> dict[str, Any]:
     """A result as strict JSON values, a list a column of each table."""
+    import pandas as pd
+
     from attnprobe.result import TABLES
 
-    tables = {}
-    for name in TABLES:
-        frame = getattr(result, name)
-        plain = frame.astype(object).where(frame.notna(), None)
-        tables[name] = {str(column): plain[column].tolist() for column in frame}
+    def plain(column: pd.Series) -> list[Any]:
+        return [None if v is pd.NA or v != v else v for v in column.tolist()]
+
+    tables = {
+        name: {str(c): plain(column) for c, column in getattr(result, name).items()}
+        for name in TABLES
+    }
     return {"tables": tables, **{name: getattr(result, name) for name in _ABOUT}}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -61,7 +62,10 @@ def resolve(targets: Sequence[str]) -> list[Target]:
             )
     else:
         places = [place for given in targets for place in _places(given)]
-    unique = list({place.path.resolve(): place for place in reversed(places)}.values())[::-1]
+    by_file: dict[str, _Place] = {}
+    for place in places:
+        by_file.setdefault(os.path.realpath(place.path), place)
+    unique = list(by_file.values())
     names = _names([place.path for place in unique])
     return [
         Target(name, place.path, place.path.suffix == RESULTS, place.problem)
@@ -85,27 +89,34 @@ def _natural(name: str) -> list[tuple[str, int]]:
 
 
 def _places(given: str) -> list[_Place]:
-    path = Path(given).expanduser()
-    if path.is_dir():
-        inside = _inside(path)
-        return inside or [_Place(path, f"{path} holds no checkpoint and no result file")]
-    if path.exists():
+    path = Path(os.path.expanduser(given))
+    if os.path.isdir(path):  # which, other than a Path's own, never raises
+        return _opened(path)
+    if os.path.exists(path):
         return [_Place(path)]
     if glob.has_magic(given):
         matched = sorted(map(Path, glob.glob(str(path), recursive=True)), key=step_order)
         found = [place for match in matched for place in _matched(match)]
         return found or [_Place(path, f"no checkpoint or result file matches {given}")]
     packaged = PRETRAINED / f"{given}.pt"
-    if path.name == given and packaged.is_file():
+    if path.name == given and os.path.isfile(packaged):
         return [_Place(packaged)]
     return [_Place(path, _not_there(path))]
 
 
 def _matched(path: Path) -> list[_Place]:
     if path.is_dir():
-        return _inside(path)
+        return _opened(path)
     is_wanted = path.suffix in CHECKPOINTS or (path.suffix == RESULTS and _is_result(path))
     return [_Place(path)] if is_wanted else []
+
+
+def _opened(folder: Path) -> list[_Place]:
+    try:
+        inside = _inside(folder)
+    except OSError as error:
+        return [_Place(folder, f"cannot read {folder}: {error.strerror or error}")]
+    return inside or [_Place(folder, f"{folder} holds no checkpoint and no result file")]
 
 
 def _inside(folder: Path) -> list[_Place]:

@@ -8,6 +8,7 @@ the input or the device). When stdin ends, so does the process, whatever it is d
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import os
@@ -88,17 +89,19 @@ class _Bench:
         )
         self.source: Source = inputs.read(self.asked)
         subject.find_device(options["device"])
+        gc.freeze()  # what torch brought along stays: collecting is for models
 
     def measure(self, job: dict[str, Any], send: Send) -> dict[str, Any]:
         """The answer to a job; what is lasting is in the cache before it is given."""
         cache = None if job["cache"] is None else Cache(Path(job["cache"]))
         try:
             result = self._scan(job, send)
+            entry = encode(result)
             if cache is not None and result.checkpoint.get("sha256") == job["sha256"]:
-                cache.put(job["key"], encode(result))
-            return {"entry": encode(result)}
+                cache.put(job["key"], entry)
+            return {"entry": entry}
         except AttnprobeError as error:
-            if cache is not None:
+            if cache is not None and _is_lasting(error):
                 cache.put(job["key"], encode_failure(str(error), job["path"]))
             return {"failure": str(error)}
         except Exception as error:
@@ -132,6 +135,12 @@ class _Bench:
         result.checkpoint = target.about
         result.input = {**shown.about, **result.input}
         return result
+
+
+def _is_lasting(error: AttnprobeError) -> bool:
+    """Whether it is the content's fault: a disk that fails may work the next time."""
+    cause = error.__cause__ or error.__context__
+    return not isinstance(cause, OSError) or cause.errno == errno.EINVAL  # a place before the start
 
 
 def _unforeseen(error: Exception) -> str:

@@ -104,15 +104,15 @@ def compare(options: Comparing) -> int:
             on_event=on_event,
         )
     failed = _explain(gathered)
+    results = [result for entry in gathered for result in entry.results]
+    if failed and len(results) < 2:
+        return FAILED
     if gathered[0].error is not None:
-        say("error", f"{gathered[0].name} is what the others would be compared to: none is")
+        say("error", f"{gathered[0].name} is what the others are to be compared to: name another")
         return FAILED
     from attnprobe.compare import compare as compared
 
-    comparison = compared(
-        [result for entry in gathered for result in entry.results],
-        allow_different=options.allow_different,
-    )
+    comparison = compared(results, allow_different=options.allow_different)
     _write(comparison, options, files, plot)
     return FAILED if failed else 0
 

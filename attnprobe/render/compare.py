@@ -174,8 +174,7 @@ def is_there(value: object) -> bool:
 
 
 def _page(comparison: Comparison, width: int, by_layer: bool) -> Iterator[RenderableType]:
-    named = zip(comparison.names, map(_to_the_point, comparison.results), strict=True)
-    page = Page(list(named), width)
+    page = Page([_to_the_point(result) for result in comparison.results], width)
     for name in comparison.names[1:]:
         yield from _headline(comparison, name)
     kinds = list(dict.fromkeys(comparison.model["kind"]))

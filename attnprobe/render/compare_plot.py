@@ -109,7 +109,8 @@ def _over_layers(ax: Axes, comparison: Comparison, rows: pd.DataFrame) -> None:
         if metric == "erank":
             y = y / own["bound"].to_numpy(float)
         x = own["layer"].to_numpy(float)
-        ax.plot(x, y, color=colour(n), marker=marker(n), markersize=4, label=_short(name))
+        look = {"color": colour(n), "marker": marker(n), "markersize": 4, "clip_on": False}
+        ax.plot(x, y, label=_short(name), zorder=3, **look)
     if metric == "f_attr":
         floor = rows.groupby("layer")["bound"].mean()
         x, y = floor.index.to_numpy(float), floor.to_numpy(float)
@@ -117,8 +118,8 @@ def _over_layers(ax: Axes, comparison: Comparison, rows: pd.DataFrame) -> None:
     if metric == "m_act" and (rows["value"].dropna() > 0).all():
         ax.set_yscale("log")
         _plain_logs(ax.yaxis)
-    else:
-        ax.set_ylim(bottom=0)
+    elif ax.dataLim.y0 >= 0:
+        ax.set_ylim(0, 1.08 * ax.dataLim.y1 or 1.0)
     ax.set_xlabel("layer")
     ax.set_xlim(layers[0] - 0.4, layers[-1] + 0.4)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
@@ -164,11 +165,11 @@ def _ratios(ax: Axes, comparison: Comparison) -> None:
 
 
 def _few_logs(ax: Axes, low: float, high: float) -> None:
-    """Three or four ticks with plain numbers, 1 among them."""
+    """A few ticks with plain numbers, 1 among them."""
     steps: Sequence[float]
     if high / low > 100:
         steps = (1.0,)
-    elif high / low > 12:
+    elif high / low > 30:
         steps = (1.0, 3.0)
     elif high / low > 3:
         steps = (1.0, 2.0, 5.0)
@@ -177,7 +178,7 @@ def _few_logs(ax: Axes, low: float, high: float) -> None:
     decades = range(-6, 7) if len(steps) < 4 else range(1)
     ticks = [s * 10.0**d for d in decades for s in steps]
     ticks = [t for t in ticks if low <= t <= high]
-    while len(ticks) > 4:
+    while len(ticks) > 5:
         ticks = [t for i, t in enumerate(ticks) if (i - ticks.index(1.0)) % 2 == 0]
     ax.xaxis.set_major_locator(FixedLocator(ticks))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
