@@ -29,6 +29,7 @@ DECODER_MASK = "decoder_attention_mask"
 SOME_LAYERS = "only some layers were measured (--layer): the model's figures need them all"
 NOT_CAUSAL = "attention is not causal: every token sees the one it would be asked to predict"
 NO_LOGITS = "the model's output is not logits over its vocabulary for every token"
+NO_BLOCK = "it is the first attention of no numbered block whose output is (batch, length, width)"
 NO_CALL = "no call to scaled_dot_product_attention was seen in it"
 
 
@@ -290,15 +291,14 @@ class Scan:
         return _Seen(call.heads, call.key.shape[1], gate, stream(call.queries), stream(call.keys))
 
     def _on_block(self, site: Site, hidden: Tensor) -> None:
-        if not self._selected(site) or not self.streams:
+        if not self._selected(site):
             return
-        for name in (site.stack, ""):
-            stream = self.streams.get(name)
-            if stream is not None and stream[1].ids.shape == hidden.shape[:2]:
-                tokens, documents = stream
-                for metric in self.metrics:
-                    metric.block(site, hidden, documents.to(hidden.device), tokens)
-                return
+        streams = (self.streams.get(site.stack), self.streams.get(""))
+        shape = hidden.shape[:2]
+        known = [own for _, own in filter(None, streams) if own.ids.shape == shape]
+        documents = known[0] if known else Documents.whole(*shape)  # as for attention itself
+        for metric in self.metrics:
+            metric.block(site, hidden, documents.to(hidden.device))
 
     def _on_output(self, output: Any, batch: _Inputs) -> None:
         stream = self.streams.get("decoder") or self.streams.get("")
@@ -401,12 +401,16 @@ class Scan:
             extra.missing("ppl", self.no_perplexity)
         if self.layers is not None:
             extra.missing("model", SOME_LAYERS)
+        blocks = {row["site"] for row in rows["layers"] if row.get("m_act") is not None}
+        for site in self.seen:
+            if "activation" in self.names and self._selected(site) and site.path not in blocks:
+                extra.missing("m_act", NO_BLOCK, site)
         rows["not_measured"] += extra.rows.get("not_measured", [])
 
     def _name_tokens(self, rows: dict[str, list[Row]]) -> None:
         queries = {site.path: self._of_stream(seen.queries) for site, seen in self.seen.items()}
         keys = {site.path: self._of_stream(seen.keys) for site, seen in self.seen.items()}
-        documents = len(next(iter(self.tokens.values()), []))
+        documents = len(next(iter(self.tokens.values()), ())) or self.about["samples"]
         rows["sinks"] = grouped(named(rows["sinks"], keys, self.token_text), documents)
         rows["massive"] = named(rows["massive"], queries, self.token_text)
 

@@ -48,7 +48,7 @@ class Recorder:
         model: the model.
         on_call: gets every AttentionCall, in order.
         on_block: gets the first site inside a block and the block's output (B, T, d_model); a
-            block is a numbered module, as in `layers.3`, that holds a site.
+            block is the innermost numbered module around a site, as in `layers.3`.
     """
 
     def __init__(
@@ -104,9 +104,10 @@ class Recorder:
         path = f"{frame.path}#{count}" if count else frame.path
         is_cross = bool(getattr(frame.module, "is_cross_attention", False))
         site = self.sites.name(path, raw.mask, is_cross, raw.learned_keys)
-        for running in self._trace.running:
-            if running.path.rpartition(".")[2].isdigit():
-                self._blocks.setdefault(running.path, site)
+        numbered = [f for f in self._trace.running if f.path.rpartition(".")[2].isdigit()]
+        around = [f for f in numbered if f is not frame] or numbered
+        if around:
+            self._blocks.setdefault(around[-1].path, site)
         pending = _Pending(
             raw=self._unfolded(raw),
             site=site,

@@ -41,7 +41,8 @@ class Sites:
 
 def _stack(path: str) -> str | None:
     for part in path.lower().split("."):
+        words = re.split(r"[^a-z]+", part)  # "text" is in text_model, not in context_layers
         for stack in STACKS:
-            if stack in part:
+            if stack in words:
                 return "vision" if stack == "visual" else stack
     return None

@@ -37,7 +37,7 @@ class Activation(Metric):
         super().__init__(*args)
         self._sites: dict[Site, _Site] = {}
 
-    def block(self, site: Site, hidden: Tensor, documents: Documents, tokens: Tensor) -> None:
+    def block(self, site: Site, hidden: Tensor, documents: Documents) -> None:
         state = self._sites.setdefault(site, _Site())
         valid = documents.valid
         if bool(valid.any()):

@@ -64,8 +64,8 @@ class Metric:
     def attention(self, call: AttentionCall, stats: AttentionStats | None) -> None:
         """One attention call and what the engine made of it."""
 
-    def block(self, site: Site, hidden: Tensor, documents: Documents, tokens: Tensor) -> None:
-        """The output (B, T, d_model) of the block around a site, and the batch's tokens (B, T)."""
+    def block(self, site: Site, hidden: Tensor, documents: Documents) -> None:
+        """The output (B, T, d_model) of the block around a site."""
 
     def logits(self, logits: Tensor, tokens: Tensor, documents: Documents) -> None:
         """The model's logits (B, T, V) for tokens (B, T)."""

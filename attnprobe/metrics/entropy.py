@@ -68,8 +68,11 @@ class Entropy(Metric):
         site.means.add("entropy_nosink", stats.entropy_nosink, stats.sees_other, documents)
         by_head = (stats.entropy, valid)  # (B, H, Tq) to (H, B·Tq)
         site.histogram.add(*(x.transpose(0, 1).flatten(1) for x in by_head))
+        # NaN from a batch without it stays: the largest of some batches is not that of all
+        best = torch.full_like(site.max_logit, torch.nan)
         if stats.max_logit is not None:
-            site.max_logit = torch.maximum(site.max_logit, stats.max_logit.amax(0).double().cpu())
+            best = stats.max_logit.amax(0).double().cpu()
+        site.max_logit = torch.maximum(site.max_logit, best)
 
     def merge(self, other: Entropy) -> None:
         for key, theirs in other._sites.items():

@@ -738,3 +738,103 @@ def test_a_module_used_twice_has_two_sites() -> None:
     assert result.layers.layer.tolist() == [0, 1, 2]
     assert result.layers.f_attr.nunique() == 3
     assert result.layers.erank.notna().all()
+
+
+class Nest(nn.Module):
+    """Blocks in stages, under any names."""
+
+    def __init__(self, container: str, attribute: str = "blocks") -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.attribute = attribute
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        blocks = [Block() for _ in range(4)]
+        if container == "stages":
+            blocks = [nn.Sequential(*blocks[:2]), nn.Sequential(*blocks[2:])]
+        setattr(self, attribute, nn.ModuleList(blocks))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens) * 50
+        for block in getattr(self, self.attribute):
+            x = block(x)
+        return x
+
+
+def test_a_block_is_the_innermost_numbered_module_around_an_attention() -> None:
+    flat, staged = scan(Nest("blocks"), text()), scan(Nest("stages"), text())
+    assert sites(staged) == [f"blocks.{i}.{j}.attn" for i in (0, 1) for j in (0, 1)]
+    assert_close(staged.layers.m_act, flat.layers.m_act)
+    assert staged.layers.m_act.nunique() == 4
+
+
+def test_massive_activations_in_stages_keep_their_documents() -> None:
+    model = Nest("stages")
+    with torch.no_grad():
+        model.embedding.weight[18, 3] = 1e4
+    tokens = text() % 18
+    tokens[2, 5] = 18
+    result = scan(model, tokens, batch_size=1)
+    assert set(result.massive.document) == {2}
+    assert set(result.massive.position) == {5}
+    assert set(result.massive.site) == set(result.layers.site)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "stack"),
+    [
+        ("context_layers", "decoder"),
+        ("layers", "decoder"),
+        ("text_model", "text"),
+        ("encoder", "encoder"),
+        ("visual", "vision"),
+    ],
+)
+def test_the_stack_is_read_from_whole_words(attribute: str, stack: str) -> None:
+    result = scan(Nest("blocks", attribute), text(), metrics=["sink"])
+    assert set(result.layers["stack"]) == {stack}
+
+
+def test_inputs_that_are_no_tokens() -> None:
+    """Images in patches: every sample is a document, sinks have no token, nothing is predicted."""
+
+    class Vision(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.patches = nn.Linear(10, WIDTH)
+            self.blocks = nn.ModuleList(Block() for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.patches(x)
+            for block in self.blocks:
+                x = block(x)
+            return x.mean(1)
+
+    torch.manual_seed(0)
+    model = Vision()
+    result = scan(model, torch.randn(3, 40, 10), epsilon=0.05, batch_size=2)
+    assert set(result.sinks.documents_total) == {3}
+    assert result.sinks.token_id.isna().all()
+    assert result.layers.m_act.notna().all()
+    assert result.heads.f_attr.notna().all()
+    assert "ppl" in set(result.not_measured.metric)
+
+
+class Pair(nn.Module):
+    """Attention outside any numbered module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.first, self.second = Attention(), Attention()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        return self.second(x + self.first(x))
+
+
+def test_no_block_is_told() -> None:
+    result = scan(Pair(), text())
+    assert result.layers.m_act.isna().all()
+    told = result.not_measured[result.not_measured.metric == "m_act"]
+    assert told.site.tolist() == ["first", "second"]
+    assert result.layers.erank.notna().all()
