@@ -174,7 +174,8 @@ def is_there(value: object) -> bool:
 
 
 def _page(comparison: Comparison, width: int, by_layer: bool) -> Iterator[RenderableType]:
-    page = Page([_to_the_point(result) for result in comparison.results], width)
+    results = map(_to_the_point, comparison.results)
+    page = Page(list(zip(comparison.names, results, strict=True)), width)
     for name in comparison.names[1:]:
         yield from _headline(comparison, name)
     kinds = list(dict.fromkeys(comparison.model["kind"]))
