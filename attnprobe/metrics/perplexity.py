@@ -48,7 +48,7 @@ class Perplexity(Metric):
 
 def next_token_nll(logits: Tensor, tokens: Tensor, documents: Documents) -> tuple[Tensor, Tensor]:
     """(B, T) -ln p(next token), 0 where there is none, and (B, T) where there is one."""
-    target = tokens.roll(-1, dims=1)
+    target = tokens.roll(-1, dims=1).long()
     where = documents.valid & (documents.index == documents.index.roll(-1, dims=1))
     where[:, -1] = False
     nll = torch.zeros(tokens.shape, dtype=torch.float32, device=logits.device)

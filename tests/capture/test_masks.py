@@ -1,0 +1,152 @@
+"""Masks: what a block of them says, and which dense ones are known rules."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from attnprobe.capture import Documents, Mask
+from attnprobe.capture.masks import as_rule
+
+LENGTH = 12
+EVERY = slice(None)
+
+
+def whole(mask: Mask, batch: int = 1) -> Tensor:
+    """(b, h, Tq, Tk) of the whole mask."""
+    visible = mask.visible(slice(0, mask.n_queries), slice(0, mask.n_keys), EVERY, EVERY)
+    if visible is None:
+        return torch.ones(1, 1, mask.n_queries, mask.n_keys, dtype=torch.bool)
+    return visible
+
+
+def random_mask(seed: int, n_queries: int, n_keys: int, parts: list[str]) -> Mask:
+    torch.manual_seed(seed)
+    ids = torch.randint(-1, 2, (2, max(n_queries, n_keys)))
+    return Mask(
+        n_queries,
+        n_keys,
+        causal="causal" in parts,
+        offset=int(torch.randint(-3, 6, ())),
+        window=3 if "window" in parts else None,
+        key_padding=torch.rand(2, n_keys) < 0.7 if "padding" in parts else None,
+        documents=(ids[:, :n_queries], ids[:, :n_keys]) if "documents" in parts else None,
+        dense=torch.rand(2, 3, n_queries, n_keys) < 0.5 if "dense" in parts else None,
+        rule=(lambda q, k: (q + k) % 2 == 0) if "rule" in parts else None,
+    )
+
+
+PARTS = ["causal", "window", "padding", "documents", "dense", "rule"]
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.integers(0, 1 << 20),
+    st.integers(1, 9),
+    st.integers(1, 9),
+    st.lists(st.sampled_from(PARTS), unique=True),
+    st.data(),
+)
+def test_blocks_spans_and_sums_of_a_mask(
+    seed: int, n_queries: int, n_keys: int, parts: list[str], data: st.DataObject
+) -> None:
+    mask = random_mask(seed, n_queries, n_keys, parts)
+    full = whole(mask)
+    start = data.draw(st.integers(0, n_queries - 1))
+    rows = slice(start, data.draw(st.integers(start + 1, n_queries)))
+    span = mask.span(rows)
+    part = mask.visible(rows, span, EVERY, EVERY)
+    if part is not None and span.start < span.stop:
+        assert torch.equal(part, full[:, :, rows, span])
+    outside = full[:, :, rows].clone()
+    outside[..., span] = False
+    assert not bool(outside.any())
+    assert torch.equal(mask.sees_any().expand(len(full), -1), full.any(-1).any(1))
+    if not parts:
+        assert mask.sees_future() == (n_keys > 1)
+        return
+    after = torch.arange(n_keys) > torch.arange(n_queries)[:, None] + mask.offset
+    assert mask.sees_future() == (bool((full & after).any()) and not mask.causal)
+
+
+def square(kind: str) -> tuple[Tensor, Tensor]:
+    """A dense mask and the ids (B, T) of its tokens."""
+    i, j = torch.arange(LENGTH)[:, None], torch.arange(LENGTH)[None]
+    ids = torch.zeros(2, LENGTH, dtype=torch.long)
+    if "left" in kind:
+        ids[1, :4] = -1
+    if "right" in kind:
+        ids[0, 7:] = -1
+    if "packed" in kind:
+        ids[0] = torch.arange(LENGTH) // 5
+    visible = (ids >= 0)[:, None, None] & torch.ones(LENGTH, LENGTH, dtype=torch.bool)
+    if "causal" in kind:
+        visible = visible & (j <= i)
+    if "parted" in kind:
+        visible = visible & (ids[:, :, None] == ids[:, None])[:, None]
+    return visible, ids
+
+
+KINDS = [
+    "causal",
+    "full",
+    "causal left",
+    "causal right",
+    "full left",
+    "full right",
+    "causal packed parted",
+    "causal packed",
+    "full packed parted",
+    "causal packed parted right",
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("form", ["bool", "-inf", "-1e9", "smallest"])
+def test_a_dense_mask_of_a_known_kind_becomes_its_rule(kind: str, form: str) -> None:
+    visible, ids = square(kind)
+    hidden = {"-inf": -torch.inf, "-1e9": -1e9, "smallest": torch.finfo(torch.float32).min}
+    dense = visible
+    if form != "bool":
+        dense = torch.zeros(visible.shape).masked_fill(~visible, hidden[form])
+    rule = as_rule(Mask(LENGTH, LENGTH, dense=dense), Documents(ids))
+    assert rule.dense is None
+    assert rule.causal == ("causal" in kind)
+    real = (ids >= 0)[:, None, :, None]
+    assert torch.equal(whole(rule) & real, visible & real)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_padding_may_hold_anything(kind: str) -> None:
+    visible, ids = square(kind)
+    dense = torch.where((ids >= 0)[:, None, :, None], visible, torch.rand(visible.shape) < 0.5)
+    assert as_rule(Mask(LENGTH, LENGTH, dense=dense), Documents(ids)).dense is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_pair_more_or_less_is_no_rule(kind: str) -> None:
+    visible, ids = square(kind)
+    for row, query, key in ((0, 3, 1), (0, 3, 3), (1, 9, 6), (1, 11, 4)):
+        changed = visible.clone()
+        changed[row, 0, query, key] = ~changed[row, 0, query, key]
+        mask = Mask(LENGTH, LENGTH, dense=changed)
+        assert as_rule(mask, Documents(ids)) is mask
+
+
+def test_what_is_no_rule_stays_dense() -> None:
+    visible, ids = square("causal")
+    i, j = torch.arange(LENGTH)[:, None], torch.arange(LENGTH)[None]
+    alibi = (j - i).float().masked_fill(j > i, -torch.inf)[None, None]
+    constant = torch.full((1, 1, LENGTH, LENGTH), -1.0)
+    for dense in (
+        alibi,
+        constant,
+        visible & (i - j < 4),  # a window
+        visible | (j < 3),  # a prefix
+        visible.expand(-1, 2, -1, -1),  # by head
+    ):
+        mask = Mask(LENGTH, LENGTH, dense=dense)
+        assert as_rule(mask, Documents(ids)) is mask
