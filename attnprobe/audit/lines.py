@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Sequence
 from functools import lru_cache
@@ -12,8 +11,6 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
-
-_ENTRY = re.compile(r"""\s*[\w."'-]+\s*=""")
 
 
 def line_of(text: str, path: Sequence[str | int]) -> int:
@@ -33,7 +30,7 @@ def line_of(text: str, path: Sequence[str | int]) -> int:
 def _first(lines: Sequence[str], path: Sequence[str | int]) -> int | None:
     name = next(str(key) for key in reversed(path) if isinstance(key, str))
     for number, line in enumerate(lines, 1):
-        may_begin_it = name in line and (line.lstrip().startswith("[") or _ENTRY.match(line))
+        may_begin_it = name in line and ("=" in line or line.lstrip().startswith("["))
         if may_begin_it:
             data = _parsed("\n".join(lines[:number]))
             if data is not None and _holds(data, path):

@@ -79,8 +79,14 @@ def make(
 
 def massive(layer: int, value: float = 500.0) -> Row:
     """A massive activation on the first token."""
-    key = {k: v for k, v in site(layer).items()}
-    return {**key, "document": 0, "position": 0, "token": "<s>", "dimension": 3, "value": value}
+    return {
+        **site(layer),
+        "document": 0,
+        "position": 0,
+        "token": "<s>",
+        "dimension": 3,
+        "value": value,
+    }
 
 
 def sink(layer: int, position: int, token: str = ".") -> Row:

@@ -139,9 +139,7 @@ def test_tables_of_finds_may_be_empty_where_they_were_looked_for() -> None:
 
 def test_token_of_a_find_is_shown() -> None:
     result = make(rows={"sinks": [sink(0, 0), sink(1, 7, "\n")]})
-    finding = one(
-        result, table="sinks", metric="position", aggregate="count", above=3, max=0
-    )
+    finding = one(result, table="sinks", metric="position", aggregate="count", above=3, max=0)
     (place,) = finding.places
     assert (place.layer, place.position, place.token) == (1, 7, "\n")
 
