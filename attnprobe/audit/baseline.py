@@ -192,16 +192,16 @@ def _verdict(watch: Watch, rule: Rule, now: Result, before: Result) -> Verdict |
     if missing == [False, True] and not watch.named:
         rows = select(now, rule)
         value = float(rows.values[0]) if len(rows.values) == 1 else None
-        return Verdict(value, rows=len(rows.values), change=Change(None, "new", "baseline"))
-    verdict = changed(rule, now, before, rule.max_increase, rule.max_decrease, "baseline")
+        return Verdict(value, rows=len(rows.values), change=Change(None, "new", "in the baseline"))
+    verdict = changed(rule, now, before, rule.max_increase, rule.max_decrease, "in the baseline")
     if missing == [True, False]:
-        return replace(verdict, change=Change(_single(before, rule), "lost", "baseline"))
+        return replace(verdict, change=Change(_single(before, rule), "lost", "in the baseline"))
     if verdict.change is None:
         return verdict
     if verdict.broken:
         word: Any = "change" if watch.better == "same" else "regression"
         return replace(verdict, change=replace(verdict.change, verdict=word))
-    gain = changed(rule, now, before, rule.max_decrease, rule.max_increase, "baseline")
+    gain = changed(rule, now, before, rule.max_decrease, rule.max_increase, "in the baseline")
     if gain.broken:
         better = replace(verdict.change, before=_before(gain), verdict="improvement")
         return replace(verdict, found=gain.found, change=better)

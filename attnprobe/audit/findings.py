@@ -113,7 +113,7 @@ class Finding:
         """The finding as a sentence, without the checkpoint and the rule's id."""
         was = ""
         if self.change is not None and self.change.before is not None and self.reason is None:
-            was = f", {self.change.against} {self.change.before:.4g}"
+            was = f", after {self.change.before:.4g} {self.change.against}"
         if self.reason is not None:
             return f"{self.subject} is missing ({self.reason}), expected {self.expected}"
         return f"{self.subject} is {self.shown}{was}, expected {self.expected}"

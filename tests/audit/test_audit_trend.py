@@ -52,7 +52,9 @@ def test_increase_and_decrease(keys: dict[str, Any], expected: list[str]) -> Non
 def test_finding_says_what_it_was_and_when() -> None:
     results = run([0.2, 0.4])
     (finding,) = judge(results, [Rule(metric="f_attr", max_increase=0.1)])
-    assert finding.message == ("model.f_attr is 0.4, at step 0 0.2, expected a rise of at most 0.1")
+    assert finding.message == (
+        "model.f_attr is 0.4, after 0.2 at step 0, expected a rise of at most 0.1"
+    )
     assert finding.change is not None
     assert (finding.step, finding.change.before) == (100, 0.2)
 

@@ -10,6 +10,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from attnprobe.audit.baseline import PREFIX
 from attnprobe.audit.findings import Finding, Problem
 from attnprobe.audit.formats import words
 from attnprobe.audit.report import Report
@@ -72,8 +73,13 @@ def _checkpoint(report: Report, name: str) -> Iterator[RenderableType]:
     heading = Text(printable(name), style="bold")
     heading.append(f"  {', '.join(said) or 'no rule is for it'}", style="not bold")
     yield heading
-    if listed:
-        yield _rows([(words.state(f), _finding(f)) for f in listed])
+    same = [f for f in listed if f.change is not None and f.change.verdict == "unchanged"]
+    same = [f for f in same if f.rule.startswith(PREFIX)]
+    rows = [(words.state(f), _finding(f)) for f in listed if f not in same]
+    if same:
+        rows.append(("passed", Text(f"{plural(len(same), 'figure')} as in the baseline")))
+    if rows:
+        yield _rows(rows)
     if listed or not is_short or name == report.checkpoints[-1]:
         yield Text()
 

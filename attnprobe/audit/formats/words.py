@@ -13,19 +13,21 @@ SHOWN = 3
 
 def verdict(report: Report) -> str:
     """The whole report in one line."""
-    broken = len({f.checkpoint for f in report.errors})
-    unread = len({p.checkpoint for p in report.problems})
-    parts = [f"{plural(len(report.checkpoints), 'checkpoint')} judged"]
-    if report.errors:
-        parts.append(f"{plural(len(report.errors), 'error')} in {broken}")
-    if report.warnings:
-        parts.append(plural(len(report.warnings), "warning"))
-    if report.waived:
-        parts.append(f"{len(report.waived)} waived")
-    if unread:
-        parts.append(f"{plural(unread, 'checkpoint')} with a problem")
-    is_fine = not report.errors and not report.problems and report.checkpoints
-    return f"{'passed' if is_fine else 'failed'}: {', '.join(parts)}"
+    failed = {f.checkpoint for f in report.errors} | {p.checkpoint for p in report.problems}
+    everything = {*report.checkpoints, *failed}
+    counts = [
+        plural(len(some), noun)
+        for some, noun in ((report.errors, "error"), (report.warnings, "warning"))
+        if some
+    ]
+    counts += [f"{len(report.waived)} waived"] if report.waived else []
+    counts += [plural(len(report.problems), "problem")] if report.problems else []
+    told = f" ({', '.join(counts)})" if counts else ""
+    if failed:
+        return f"failed: {len(failed)} of {plural(len(everything), 'checkpoint')}{told}"
+    if not everything:
+        return "failed: there was nothing to judge"
+    return f"passed: {plural(len(everything), 'checkpoint')}{told}"
 
 
 def place(where: Place, kinds: bool = False) -> str:
