@@ -11,8 +11,8 @@ import pandas as pd
 
 from attnprobe.result import Result
 
-#: The figures that are kept by sample, and the queries of a document that do not count in each:
-#: the first sees no choice of keys, and the last predicts no token.
+#: The figures that are kept by sample, and the queries of a document that do not count in each
+#: where attention is causal: the first sees no choice of keys, the last predicts no token.
 FIGURES = {"f_attr": 0, "sink_rate": 0, "entropy_norm": 1, "gate_mean": 0, "ppl": 1}
 AGREES = 0.01  # what samples add up to, relative to the figure, where no head or layer is left out
 _BLOCK = 1 << 21  # resampling weights held at a time
@@ -135,23 +135,24 @@ def _sums(result: Result, samples: int, metric: str, kind: str) -> _Sums | None:
     rows = result.samples[result.samples["kind"] == kind]
     if metric == "sink_rate":
         rows = _sinking(rows, float(result.run.get("epsilon") or 0.3))
-    elif metric in rows:
-        rows = rows[rows[metric].notna()]
-        rows = rows.assign(over=rows[metric], under=1.0)
+        grouped = rows.groupby(["sample", "site"])[["over", "under"]].sum()
     else:
-        return None
+        rows = rows[rows[metric].notna()]
+        rows = rows.assign(over=rows[metric], under=_weights(rows, FIGURES[metric]))
+        grouped = rows.groupby(["sample", "site"])[["over", "under"]].mean()  # over heads
+        grouped["over"] *= grouped["under"]
     if rows.empty:
         return None
-    sites = [s for s in result.layers["site"] if (rows["site"] == s).any()]
-    if metric == "sink_rate":
-        grouped = rows.groupby(["sample", "site"])[["over", "under"]].sum()
-        over, under = grouped["over"], grouped["under"]
-        return _Sums(_matrix(over, samples, sites), _matrix(under, samples, sites), sites)
-    rows, unweighted = rows.assign(queries=rows["queries"].astype("float64")), FIGURES[metric]
-    grouped = rows.groupby(["sample", "site"])[["over", "under", "queries"]].mean()
-    weight = (grouped["queries"].fillna(1 + unweighted) - unweighted).clip(lower=0)
-    over, under = grouped["over"] * weight, grouped["under"] * weight
-    return _Sums(_matrix(over, samples, sites), _matrix(under, samples, sites), sites)
+    sites = [site for site in result.layers["site"] if (rows["site"] == site).any()]
+    over, under = (_matrix(grouped[c], samples, sites) for c in ("over", "under"))
+    return _Sums(over, under, sites)
+
+
+def _weights(rows: pd.DataFrame, uncounted: int) -> pd.Series:
+    """The queries that count in each row; one each where they were not counted."""
+    is_causal = (rows["kind"] == "self") & (rows["stack"] != "encoder")
+    queries = rows["queries"].astype("float64") - np.where(is_causal, uncounted, 0)
+    return queries.clip(lower=0).fillna(1.0)
 
 
 def _matrix(values: pd.Series, samples: int, sites: Sequence[str]) -> np.ndarray:
@@ -164,11 +165,13 @@ def _sinking(rows: pd.DataFrame, epsilon: float) -> pd.DataFrame:
     """A row a (document, layer, head) that counts: whether its first key is a sink.
 
     The floor among the queries that see the first key is that among all queries times
-    alpha_first / f_attr, for both pairs differ by the queries that count.
+    alpha_first / f_attr: both pairs differ by the queries that count. That ratio is the same for
+    all heads, so one that gives the first key nothing takes it from the others.
     """
-    rows = rows[rows["alpha_first"].notna() & (rows["f_attr"] > 0)]
-    floor = rows["f_attr_uniform"] * rows["alpha_first"] / rows["f_attr"]
-    rows = rows[floor <= epsilon / 2]
+    rows = rows[rows["alpha_first"].notna()]
+    ratio = (rows["alpha_first"] / rows["f_attr"]).where(rows["f_attr"] > 0)
+    ratio = ratio.groupby([rows["site"], rows["sample"]]).transform("max").fillna(1.0)
+    rows = rows[rows["f_attr_uniform"] * ratio <= epsilon / 2]
     return rows.assign(over=(rows["alpha_first"] > epsilon).astype(float), under=1.0)
 
 
@@ -178,10 +181,9 @@ def _of_text(result: Result, samples: int) -> _Sums | None:
     rows = table[table["nll"].notna()].set_index("sample")["nll"]
     if rows.empty:
         return None
-    unweighted = FIGURES["ppl"]
     reading = table[(table["kind"] == "self") & (table["stack"] != "encoder")]
     queries = reading.groupby("sample")["queries"].max().astype("float64")
-    weight = (queries.reindex(range(samples)) - unweighted).clip(lower=0)
+    weight = (queries.reindex(range(samples)) - FIGURES["ppl"]).clip(lower=0)
     weight = weight.where(weight.notna(), 1.0)
     nll = rows.reindex(range(samples))
     weight = weight.where(nll.notna(), 0.0)

@@ -190,9 +190,10 @@ def differences(first: Result, other: Result, first_name: str, name: str) -> lis
         if unknown:
             told.append(f"{' and '.join(unknown)} does not say what it was measured on")
         else:
+            a, b = _described(first), _described(other)
             told.append(
                 f"{name} was measured on another input than {first_name} "
-                f"({_described(other)}; not {_described(first)})"
+                f"({f'{b}; not {a}' if a != b else f'other tokens, though both {a}'})"
             )
     for option, flag in (("epsilon", "--epsilon"), ("pre_gate", "--pre-gate")):
         values = first.run.get(option), other.run.get(option)

@@ -83,8 +83,8 @@ def gathering(quiet: bool) -> Iterator[OnEvent]:
 
 def _line(event: Event) -> None:
     if event.kind in ENDED:
-        reason = f": {event.error}" if event.error else f", {event.seconds:.1f} s"
-        say(f"{event.done} of {event.total}", f"{event.name} {ENDED[event.kind]}{reason}")
+        took = f"{event.name} {ENDED[event.kind]}, {event.seconds:.1f} s"  # why is said at the end
+        say(f"{event.done} of {event.total}", took)
 
 
 @contextmanager

@@ -109,8 +109,8 @@ def _over_layers(ax: Axes, comparison: Comparison, rows: pd.DataFrame) -> None:
         if metric == "erank":
             y = y / own["bound"].to_numpy(float)
         x = own["layer"].to_numpy(float)
-        look = {"color": colour(n), "marker": marker(n), "markersize": 4, "clip_on": False}
-        ax.plot(x, y, label=_short(name), zorder=3, **look)
+        (line,) = ax.plot(x, y, color=colour(n), marker=marker(n), label=_short(name), zorder=3)
+        line.set(markersize=4, clip_on=False)
     if metric == "f_attr":
         floor = rows.groupby("layer")["bound"].mean()
         x, y = floor.index.to_numpy(float), floor.to_numpy(float)
@@ -133,7 +133,7 @@ def _ratios(ax: Axes, comparison: Comparison) -> None:
     others = comparison.names[1:]
     ends = [1.0]
     for n, name in enumerate(others, start=1):
-        shift = 0.0 if len(others) == 1 else 0.5 * ((n - 1) / (len(others) - 1) - 0.5)
+        shift = min(0.3, 0.7 / len(others)) * (n - (len(others) + 1) / 2)
         for row in records(model[model["checkpoint"] == name]):
             y = metrics.index(row["metric"]) + shift
             low, high = row["ratio_low"], row["ratio_high"]
@@ -158,9 +158,12 @@ def _ratios(ax: Axes, comparison: Comparison) -> None:
     ax.set_xlim(low, high)
     _few_logs(ax, low, high)
     ax.set_ylim(len(metrics) - 0.5, -0.5)
-    ax.set_yticks(range(len(metrics)), [LABELS[m] for m in metrics])
+    sure = set(model[model["ratio_low"].notna()]["metric"])
+    names = [LABELS[m] + ("" if m in sure else "*") for m in metrics]
+    ax.set_yticks(range(len(metrics)), names)
     ax.tick_params(axis="y", length=0)
-    ax.set_xlabel(f"ratio, {100 * comparison.confidence:g} % interval")
+    told = f"with {100 * comparison.confidence:g} % interval (* without)"
+    ax.set_xlabel(f"ratio {told}\nhollow: no difference seen")
     titled(ax, f"Ratio to {_short(comparison.names[0])}")
 
 
