@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from attnprobe.capture import AttentionCall, Documents, Recorder, Site
 from attnprobe.engine import measure
-from attnprobe.engine.check import problem
+from attnprobe.engine.check import broken, problem
 from attnprobe.errors import InputError, NothingMeasuredError
 from attnprobe.metrics import METRICS, Metric, Tables
 from attnprobe.metrics.base import Options, Row
@@ -270,9 +270,13 @@ class Scan:
         site = call.site
         if site not in self.seen:
             self.seen[site] = self._describe(call)
-            if self._selected(site) and (reason := problem(call)):
-                self.refused[site] = reason
+            check = problem
+        else:
+            check = broken  # costs little, and one bad sample would spoil the others
         if not self._selected(site) or site in self.refused:
+            return
+        if reason := check(call):
+            self._refuse(site, reason)
             return
         stats = None
         if self.uses_stats:
@@ -280,6 +284,11 @@ class Scan:
             self.engines.add(stats.engine)
         for metric in self.metrics:
             metric.attention(call, stats)
+
+    def _refuse(self, site: Site, reason: str) -> None:
+        self.refused[site] = reason
+        for metric in self.metrics:
+            metric.forget(site)
 
     def _describe(self, call: AttentionCall) -> _Seen:
         def stream(documents: Documents) -> str | None:
@@ -352,7 +361,8 @@ class Scan:
         for ours, theirs in zip(self.metrics, other.metrics, strict=True):
             ours.merge(theirs)
         self.seen |= other.seen
-        self.refused |= other.refused
+        for site, reason in (self.refused | other.refused).items():
+            self._refuse(site, reason)
         self.engines |= other.engines
         for name, documents in other.tokens.items():
             self.tokens.setdefault(name, []).extend(documents)
@@ -401,7 +411,7 @@ class Scan:
             extra.missing("ppl", self.no_perplexity)
         if self.layers is not None:
             extra.missing("model", SOME_LAYERS)
-        blocks = {row["site"] for row in rows["layers"] if row.get("m_act") is not None}
+        blocks = {row["site"] for row in rows["layers"] if "m_act" in row}
         for site in self.seen:
             if "activation" in self.names and self._selected(site) and site.path not in blocks:
                 extra.missing("m_act", NO_BLOCK, site)

@@ -1,4 +1,7 @@
-"""Does the captured call, recomposed, give what the module gave? Asked once at every site."""
+"""Does a captured call, recomposed, give what the module gave? Asked once at every site.
+
+Whether it is made of numbers is asked of every call.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
 HALF = 5e-2
 
 
-def problem(call: AttentionCall) -> str | None:
-    """Why the figures of a call cannot be trusted, or None."""
+def broken(call: AttentionCall) -> str | None:
+    """Why nothing can be made of a call, or None."""
     if "all" in call.reasons:
         return call.reasons["all"]
     tokens = call.queries.valid[:, None]  # (B, 1, Tq) what padding holds is nobody's business
@@ -23,6 +26,14 @@ def problem(call: AttentionCall) -> str | None:
             finite = finite | ~tokens
         if not bool(finite.all()):
             return f"the model produced NaN or infinity ({name} of the attention call)"
+    return None
+
+
+def problem(call: AttentionCall) -> str | None:
+    """Why the figures of a call cannot be trusted, or None."""
+    if reason := broken(call):
+        return reason
+    tokens = call.queries.valid[:, None]  # (B, 1, Tq)
     length = call.mask.n_queries
     for start in {0, max(0, length // 2 - ROWS // 2), max(0, length - ROWS)}:
         rows = slice(start, min(start + ROWS, length))

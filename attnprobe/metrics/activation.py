@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ from attnprobe.metrics.base import Metric, Row, Tables, model_means, site_key
 
 LARGE = 100.0
 TIMES_MEDIAN = 1000.0
+NOT_FINITE = "the block's output holds NaN or infinity"
 
 
 @dataclass
@@ -42,9 +44,10 @@ class Activation(Metric):
         valid = documents.valid
         if bool(valid.any()):
             low, high = hidden[valid].float().aminmax()
-            largest = float(torch.maximum(-low, high))
+            either = torch.maximum(-low, high)
+            largest = float(either.nan_to_num(nan=math.inf, posinf=math.inf))  # max() loses a NaN
             state.largest = max(state.largest, largest)
-            if largest > LARGE:
+            if LARGE < largest < math.inf:
                 state.massive += _massive(site, hidden, documents, state.documents)
         state.documents += len(documents)
 
@@ -58,7 +61,12 @@ class Activation(Metric):
 
     def tables(self) -> Tables:
         tables = Tables()
-        layers = [{**site_key(key), "m_act": site.largest} for key, site in self._sites.items()]
+        layers = []
+        for key, site in self._sites.items():
+            known = site.largest < math.inf
+            layers.append({**site_key(key), "m_act": site.largest if known else None})
+            if not known:
+                tables.missing("m_act", NOT_FINITE, key)
         tables.add("layers", layers)
         tables.add("model", model_means(layers, ("m_act",)))
         for site in self._sites.values():

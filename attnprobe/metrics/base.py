@@ -70,6 +70,9 @@ class Metric:
     def logits(self, logits: Tensor, tokens: Tensor, documents: Documents) -> None:
         """The model's logits (B, T, V) for tokens (B, T)."""
 
+    def forget(self, site: Site) -> None:
+        """Drops the attention figures of a site, whose later calls turned out to be no good."""
+
     def merge(self, other: Any) -> None:
         """Takes in what another instance saw of the same model on further samples."""
         raise NotImplementedError

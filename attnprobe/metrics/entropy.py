@@ -74,6 +74,9 @@ class Entropy(Metric):
             best = stats.max_logit.amax(0).double().cpu()
         site.max_logit = torch.maximum(site.max_logit, best)
 
+    def forget(self, site: Site) -> None:
+        self._sites.pop(site, None)
+
     def merge(self, other: Entropy) -> None:
         for key, theirs in other._sites.items():
             ours = self._sites.setdefault(key, _Site.empty(len(theirs.max_logit)))

@@ -114,6 +114,10 @@ class Gates(Metric):
             inside = above & (values < high)
             site.means.add(name, inside.double().mean(-1).transpose(1, 2), valid, documents)
 
+    def forget(self, site: Site) -> None:
+        self._sites.pop(site, None)
+        self._ungated.pop(site, None)
+
     def merge(self, other: Gates) -> None:
         self._ungated |= other._ungated
         for key, theirs in other._sites.items():

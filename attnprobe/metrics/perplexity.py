@@ -13,6 +13,7 @@ from attnprobe.capture.documents import Documents
 from attnprobe.metrics.base import Metric, Tables, numbers
 from attnprobe.metrics.pooling import DocumentMeans
 
+NOT_FINITE = "the model's logits hold NaN or infinity"
 CHUNK = 1 << 22  # logits that are upcast at a time
 
 
@@ -37,8 +38,9 @@ class Perplexity(Metric):
         if "nll" not in self._means:
             return tables
         nll = float(self._means.pooled("nll"))
-        if math.isnan(nll):
-            tables.missing("ppl", "no document has two tokens")
+        if not math.isfinite(nll):
+            empty = not float(self._means.counts("nll").sum())
+            tables.missing("ppl", "no document has two tokens" if empty else NOT_FINITE)
             return tables
         tables.add("whole", [{"ppl": math.exp(nll) if nll < 700 else None, "nll": nll}])
         by_document = numbers(self._means.by_document("nll")[:, 0])

@@ -135,6 +135,9 @@ class Rank(Metric):
         else:
             site.rows.add(rows.flatten(1))
 
+    def forget(self, site: Site) -> None:
+        self._sites.pop(site, None)
+
     def merge(self, other: Rank) -> None:
         for key, theirs in other._sites.items():
             self._sites.setdefault(key, replace(theirs, rows=Scatter())).rows.merge(theirs.rows)

@@ -105,6 +105,9 @@ class Sink(Metric):
         sums.index_add_(2, bins, parts.transpose(1, 2).flatten(2))
         site.bins = _added(site.bins, sums.cpu())
 
+    def forget(self, site: Site) -> None:
+        self._sites.pop(site, None)
+
     def merge(self, other: Sink) -> None:
         for key, theirs in other._sites.items():
             ours = self._sites.setdefault(key, _Site(heads=theirs.heads))

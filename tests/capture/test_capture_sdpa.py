@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from attnprobe import NothingMeasuredError, scan
 from attnprobe.capture import AttentionCall, Documents, Recorder
+from attnprobe.metrics import METRICS
 from attnprobe.result import Result
+from attnprobe.scanning import Scan, _Inputs
 
 WIDTH, HEADS, VOCABULARY = 24, 4, 19
 
@@ -676,7 +678,35 @@ def test_nan_weights_are_told() -> None:
     with torch.no_grad():
         model.blocks[0].attn.qkv.weight[0, 0] = math.nan
     with pytest.raises(NothingMeasuredError, match="NaN"):
-        scan(model, text(), metrics=["sink", "entropy"])
+        scan(model, text())
+
+
+@pytest.mark.parametrize("bad", [0, 2])
+def test_a_sample_that_comes_out_as_nan_spoils_no_figure_silently(bad: int) -> None:
+    """Whichever sample it is, in whichever batch, alone or merged."""
+
+    class Spoilt(Gpt):
+        def forward(self, tokens: Tensor) -> Tensor:
+            x = self.blocks[0](self.embedding(tokens))
+            x = torch.where(tokens[:, :1, None] == 18, math.nan, x)
+            return self.head(self.blocks[1](x))
+
+    model, tokens = Spoilt(), text() % 18
+    tokens[bad, 0] = 18
+    parts = [Scan(model, list(METRICS)) for _ in tokens]
+    for part, row in zip(parts, tokens, strict=True):
+        part.add(_Inputs(row[None], None, None, {}))
+    for part in parts[1:]:
+        parts[0].merge(part)
+    results = [scan(model, tokens, batch_size=size) for size in (1, 2, 3)]
+    for result in (*results, parts[0].result()):
+        assert set(result.heads.site) == {"blocks.0.attn"}
+        assert result.heads.f_attr.notna().all()
+        told = result.not_measured[result.not_measured.site == "blocks.1.attn"]
+        assert {"all", "m_act"} <= set(told.metric)
+        assert told.reason.str.contains("NaN").all()
+        assert result.figure("ppl") is None
+        assert "NaN" in result.not_measured.set_index("metric").reason["ppl"]
 
 
 # shapes that broadcast

@@ -294,9 +294,9 @@ def learned_sinks(kind: str, n_queries: int) -> Tensor | None:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("softcap", [None, 2.0, 30.0])
+@pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("sinks", ["none", "per head", "zero", "per query"])
-@pytest.mark.parametrize("length", [1, 7, 40])
+@pytest.mark.parametrize("length", [1, 40])
 def test_soft_cap_and_learned_sinks(
     name: str, softcap: float | None, sinks: str, length: int
 ) -> None:
