@@ -33,7 +33,7 @@ _FREE_ON_RESUME = ("steps", "save_every", "monitor_every", "device", "text_file"
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """All that decides a training run; the defaults are those of the packaged pair.
+    """All that decides a training run; `examples/make_pair.py` has the packaged models' own.
 
     Attributes:
         task: `backcopy` (bigram back-copy with the law of the text) or `text`.
