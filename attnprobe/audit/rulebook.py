@@ -102,7 +102,8 @@ def build(
         asked: bounds that win over all others.
 
     Raises:
-        InputError: an unknown preset, rule, metric or key, a rule that makes no sense, or none.
+        InputError: an unknown preset, rule, metric or key, a rule that makes no sense, or neither
+            a rule nor a baseline.
     """
     names = tuple(dict.fromkeys(loaded.config.presets if presets is None else presets))
     entries: dict[str, Entry] = {}
@@ -121,7 +122,7 @@ def build(
     _check_overrides(book)
     for bound in asked:
         _force(book, bound)
-    if not entries:
+    if not entries and loaded.config.baseline.file is None:
         raise InputError(
             "there is no rule to judge by: give --preset or --rule, or write attnprobe.toml "
             "(attnprobe init)"

@@ -147,14 +147,19 @@ def audit(options: Auditing) -> int:
       attnprobe audit model.pt --format github --output audit.sarif --output audit.xml
     """
     from attnprobe.audit import settings
+    from attnprobe.audit.presets import DEFAULT
     from attnprobe.audit.rulebook import build
 
     environment = settings.from_environment(os.environ)
     loaded = settings.in_force(_loaded(options, environment.config), environment, _flags(options))
     config = loaded.config
     outputs = _Outputs.of(config, options)
-    book = build(loaded, _presets(loaded, environment.rules, options), _asked(options, environment))
+    asked = _asked(options, environment)
+    is_default = not (config.presets or config.rules or asked or config.baseline.file)
+    book = build(loaded, [DEFAULT] if is_default else None, asked)
     held = _held(config, options)
+    if is_default and not options.quiet:
+        say("note", f"no rule is given: the preset {DEFAULT} is judged by")
     gathered, interrupted = _gathered(config, options)
     if interrupted:
         return INTERRUPTED
@@ -190,19 +195,6 @@ def _flags(options: Auditing) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
-
-
-def _presets(loaded: Loaded, rules: Sequence[str], options: Auditing) -> list[str]:
-    """The presets in force: `health` where there is no rule at all."""
-    from attnprobe.audit.presets import DEFAULT
-
-    config = loaded.config
-    has_rules = config.presets or config.rules or rules or options.rule or config.baseline.file
-    if has_rules:
-        return list(config.presets)
-    if not options.quiet:
-        say("note", f"no rule is given: the preset {DEFAULT} is judged by")
-    return [DEFAULT]
 
 
 def _asked(options: Auditing, environment: Any) -> list[Asked]:
@@ -276,8 +268,6 @@ def _gather_options(config: Config, options: Auditing) -> GatherOptions:
         "text": tuple(options.text or ()) or None,
         "text_file": tuple(source.text_file) or None,
     }
-    if not 0 < (source.epsilon or 0.3) < 1:
-        raise InputError(f"--epsilon is {source.epsilon}: it must lie between 0 and 1")
     return GatherOptions(**{name: value for name, value in given.items() if value is not None})
 
 
