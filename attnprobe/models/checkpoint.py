@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,7 +100,7 @@ def load_checkpoint(
         config = ModelConfig.from_dict(content["config"])
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from None
-    model = _assemble(path, config, content["state_dict"])
+    model = _assemble(path, config, content.get("state_dict"))
     return Checkpoint(
         path=path,
         config=config,
@@ -128,12 +129,13 @@ def _read_pt(path: Path) -> dict[str, Any]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        if "weights_only" in str(error) or "Weights only" in str(error):
-            raise CheckpointError(
-                f"{path} holds Python objects, which are never run here; "
-                "save the model's state_dict() and plain values only"
-            ) from None
-        raise CheckpointError(f"{path} is no PyTorch checkpoint, or is damaged") from None
+        named = re.search(r"GLOBAL (\S+)", str(error))
+        if named is None:
+            raise CheckpointError(f"{path} is no PyTorch checkpoint, or is damaged") from None
+        raise CheckpointError(
+            f"{path} holds Python objects ({named[1]}), which are never run here; "
+            "save the model's state_dict() and plain values only"
+        ) from None
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
     except (RuntimeError, EOFError, ValueError, KeyError, IndexError, AttributeError, TypeError):

@@ -200,6 +200,7 @@ def unreadable(folder: Path, saved: Path) -> dict[str, Path]:
         "empty folder": folder / "empty",
         "empty file": folder / "empty.pt",
         "text": folder / "notes.pt",
+        "more text": folder / "readme.pt",
         "safetensors cut short": folder / "cut.safetensors",
         "bare tensor": folder / "tensor.pt",
         "a list": folder / "list.pt",
@@ -207,6 +208,7 @@ def unreadable(folder: Path, saved: Path) -> dict[str, Path]:
     files["empty folder"].mkdir()
     files["empty file"].write_bytes(b"")
     files["text"].write_text("these are not weights")
+    files["more text"].write_text("hello, these are not weights either")
     files["safetensors cut short"].write_bytes(whole[:100])
     torch.save(torch.zeros(3), files["bare tensor"])
     torch.save([1, 2], files["a list"])
@@ -223,6 +225,7 @@ def test_unreadable_files_get_one_line_each(tmp_path, saved):
         message = str(caught.value)
         assert str(path) in message, what
         assert "\n" not in message, what
+        assert "Python objects" not in message, what
 
 
 @pytest.mark.parametrize("content", [None, "not json", "[1, 2]", '{"layers": 3}', "\xff"])
