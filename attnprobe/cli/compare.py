@@ -129,7 +129,8 @@ def _explain(gathered: Sequence[Gathered]) -> bool:
     """Says what went wrong; whether anything did."""
     for entry in gathered:
         if entry.error is not None:
-            say("error", entry.error)
+            where = "" if entry.path in entry.error else f"{entry.name}: "
+            say("error", where + entry.error)
     return any(entry.error is not None for entry in gathered)
 
 

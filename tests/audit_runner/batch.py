@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import subprocess
 import sys
 import time
@@ -67,7 +66,7 @@ def fill(folder: Path, healthy: int) -> list[str]:
     good = (folder / "step0.pt").read_bytes()
     (folder / "step900-truncated.pt").write_bytes(good[: len(good) // 2])
     (folder / "step901-empty.pt").write_bytes(b"")
-    (folder / "step902-payload.pt").write_bytes(pickle.dumps(Payload()))
+    torch.save({"state_dict": Payload()}, folder / "step902-payload.pt")
     content = torch.load(folder / "step0.pt", weights_only=True)
     state = content["state_dict"]
     name = next(iter(state))
