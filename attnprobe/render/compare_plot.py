@@ -33,6 +33,7 @@ PANELS = (
     ("sink_rate", "Heads that sink on it", "share of heads"),
 )
 SHOWN = 5
+WIDE = 20  # a largest activation so many times the smallest needs a log axis
 NAME = 28  # characters of a checkpoint's name in the legend
 
 
@@ -115,7 +116,8 @@ def _over_layers(ax: Axes, comparison: Comparison, rows: pd.DataFrame) -> None:
         floor = rows.groupby("layer")["bound"].mean()
         x, y = floor.index.to_numpy(float), floor.to_numpy(float)
         ax.plot(x, y, "--", color=GREY, linewidth=1.1, label="floor of length and mask")
-    if metric == "m_act" and (rows["value"].dropna() > 0).all():
+    values = rows["value"].dropna()
+    if metric == "m_act" and 0 < WIDE * values.min() < values.max():
         ax.set_yscale("log")
         _plain_logs(ax.yaxis)
     elif ax.dataLim.y0 >= 0:
@@ -162,8 +164,9 @@ def _ratios(ax: Axes, comparison: Comparison) -> None:
     names = [LABELS[m] + ("" if m in sure else "*") for m in metrics]
     ax.set_yticks(range(len(metrics)), names)
     ax.tick_params(axis="y", length=0)
-    told = f"with {100 * comparison.confidence:g} % interval (* without)"
-    ax.set_xlabel(f"ratio {told}\nhollow: no difference seen")
+    ax.set_xlabel(
+        f"{100 * comparison.confidence:g} % interval (* none)\nhollow: no difference seen"
+    )
     titled(ax, f"Ratio to {_short(comparison.names[0])}")
 
 

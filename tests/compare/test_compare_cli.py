@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -127,6 +128,23 @@ def test_without_arguments_it_is_the_packaged_pair(
     code, out, _ = run("--length", 32, "--samples", 8)
     assert code == 0
     assert out.startswith("gated against ungated")
+
+
+@pytest.mark.skipif(not targets.PRETRAINED.joinpath("gated.pt").exists(), reason="no pair")
+def test_the_packaged_pair_is_as_the_docs_show_it(run: Run) -> None:
+    code, out, _ = run("-q")
+    assert code == 0
+    page = (Path(__file__).parents[2] / "docs/compare.md").read_text(encoding="utf-8")
+    (found, numbers), (shown, expected) = (_table(text) for text in (out, page))
+    assert found == shown
+    assert numbers == pytest.approx(expected, rel=0.02, abs=2e-3)  # of another machine
+
+
+def _table(text: str) -> tuple[list[str], list[float]]:
+    """The words of a comparison's table, and its numbers."""
+    lines = "\n".join(line for line in text.splitlines() if "│" in line)
+    number = r"[+-]?\d+(?:\.\d+)?"
+    return re.sub(number, "", lines).split(), [float(n) for n in re.findall(number, lines)]
 
 
 def test_files_formats_and_the_figure(saved: Path, run: Run, tmp_path: Path) -> None:
