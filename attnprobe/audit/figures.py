@@ -68,7 +68,12 @@ FIGURES: dict[str, Figure] = {
     "f_attr_uniform": Figure("same", 1e-6, 0.0, "this is set by length and mask: check the input"),
     "alpha_first": Figure("lower", 0.01, 0.05, _SINK),
     "sink_rate": Figure("lower", 0.02, 0.05, _SINK),
-    "first4": Figure("lower", 0.01, 0.05, _SINK),
+    "first4": Figure(
+        "lower",
+        0.01,
+        0.05,
+        "keep the first four tokens in the cache (StreamingLLM), or take a model with a gate at G1",
+    ),
     "null_mass": Figure("same", 0.01, 0.05, "learned sink logits take this attention"),
     "value_drain": Figure(
         "same",
@@ -89,7 +94,7 @@ FIGURES: dict[str, Figure] = {
         0.05,
         "logits grow: clip them (QK-Clip), soft-cap them, or normalise queries and keys",
     ),
-    "collapsed": Figure("lower", 0.0, 0.0, _SHARP),
+    "collapsed": Figure("lower", 1.0, 0.0, _SHARP),  # one head may sit on the threshold
     "erank": Figure("higher", 0.5, 0.03, "more directions than expected", _RANK),
     "erank_centered": Figure("higher", 0.5, 0.03, "more directions than expected", _RANK),
     "erank_head": Figure("higher", 0.5, 0.03, "more directions than expected", _RANK),

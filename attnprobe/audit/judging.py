@@ -87,6 +87,8 @@ def _bounds(rule: Rule, result: Result) -> Verdict:
     high, low = _beyond(rule, np.array([value]))
     places = _extremes(rule, rows, largest=not low[0]) if high[0] or low[0] else ()
     broken = int(high[0] or low[0])
+    if broken and rule.aggregate == "count":
+        broken = max(1, int(value))  # of these `places` are the first
     return Verdict(value, places, len(rows.values), broken, too_high=not low[0])
 
 

@@ -140,7 +140,7 @@ def test_rule_with_the_id_of_a_preset_changes_only_what_it_says(tmp_path: Path) 
     assert [r.id for r in book.rules] == [*PRESETS["gated"].entries()]
     rule = book.rules[0]
     assert (rule.metric, rule.max, rule.source.line) == ("f_attr", 0.01, 2)
-    assert build(loaded, ["health"]).rules[0].id == "health/layer-collapse"
+    assert build(loaded, ["health"]).rules[0].id == "health/collapse"
 
 
 def test_overrides_by_name_and_path_the_last_wins(tmp_path: Path) -> None:

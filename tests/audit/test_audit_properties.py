@@ -104,7 +104,7 @@ def test_no_name_breaks_a_report(name: str, token: str, reason: str, value: Any)
         ],
         "not_measured": [{"site": name, "metric": "f_attr", "reason": reason}],
     }
-    book = build(Loaded(), ["kv-cache"], [Asked("f_attr<=0.01")])
+    book = build(Loaded(), ["kv-cache"], [Asked("f_attr<=0.01"), Asked("ppl<=1")])
     problem = Problem(name, f"{token}.pt", reason, 2)
     report = audit([make(name, f_attr=value, rows=rows)], book, problems=[problem])
     assert set(codes(report)) == {1, 2}

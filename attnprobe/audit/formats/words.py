@@ -65,7 +65,8 @@ def places(finding: Finding, shown: int = SHOWN) -> str:
 
 
 def _with_value(finding: Finding, where: Place, text: str) -> str:
-    if finding.rows == 1 and finding.aggregate == "each":
+    is_said = finding.rows == 1 and finding.aggregate == "each"
+    if is_said or finding.metric in ("position", "layer", "head"):
         return text
     value = "missing" if where.value is None else f"{where.value:.4g}"
     before = "" if where.before is None else f"{where.before:.4g} -> "
