@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from attnprobe.assembly import collected, keep_heads, ranges, unseen
 from attnprobe.capture import AttentionCall, Documents, Recorder, Site
 from attnprobe.engine import measure
 from attnprobe.engine.check import broken, problem
 from attnprobe.errors import InputError, NothingMeasuredError
+from attnprobe.forward import ForwardInputs, batch_size_for, device_of, evaluated, logits_of
 from attnprobe.metrics import METRICS, Metric, Tables
-from attnprobe.metrics.base import Options, Row
+from attnprobe.metrics.base import Options, Row, site_key
 from attnprobe.result import Result
 from attnprobe.sinks import grouped, named
 
-TOKENS_A_BATCH = {"cpu": 4096}
-TOKENS_A_BATCH_ACCELERATOR = 16384
-DECODER_TOKENS = ("decoder_tokens", "decoder_input_ids")
-DECODER_MASK = "decoder_attention_mask"
 SOME_LAYERS = "only some layers were measured (--layer): the model's figures need them all"
 NOT_CAUSAL = "attention is not causal: every token sees the one it would be asked to predict"
 NO_LOGITS = "the model's output is not logits over its vocabulary for every token"
@@ -82,101 +78,12 @@ def scan(
         InputError: an unknown metric, a layer that is not there, or inputs that do not fit.
         NothingMeasuredError: no figure that was asked for could be taken.
     """
-    inputs = _Inputs(tokens, attention_mask, document_ids, forward_kwargs)
+    inputs = ForwardInputs(tokens, attention_mask, document_ids, forward_kwargs)
     options = Options(epsilon=epsilon, pre_gate=pre_gate, max_logit=max_logit)
     names = list(METRICS) if metrics is None else list(metrics)
     run = Scan(model, names, options, layers=layers, token_text=token_text)
     run.add(inputs, batch_size=batch_size, progress=progress)
     return run.result(heads=heads)
-
-
-class _Inputs:
-    """Everything the forward passes are given, checked and cut into batches."""
-
-    def __init__(
-        self,
-        tokens: Tensor,
-        attention_mask: Tensor | None,
-        document_ids: Tensor | None,
-        kwargs: dict[str, Any],
-    ) -> None:
-        if tokens.dim() < 2 or tokens.numel() == 0:
-            raise InputError(
-                f"tokens must be (batch, length) and not empty, not of shape {tuple(tokens.shape)}"
-            )
-        self.tokens, self.attention_mask, self.document_ids = tokens, attention_mask, document_ids
-        self.kwargs = kwargs
-        self.is_text = tokens.dim() == 2 and not tokens.is_floating_point()
-        for name, mask in (("attention_mask", attention_mask), ("document_ids", document_ids)):
-            if mask is not None and mask.shape != tokens.shape[:2]:
-                raise InputError(
-                    f"{name} has shape {tuple(mask.shape)}, the tokens {tuple(tokens.shape)}"
-                )
-        if attention_mask is not None and not bool((attention_mask != 0).any(1).all()):
-            raise InputError("a sample has no token: its attention_mask is 0 throughout")
-
-    def __len__(self) -> int:
-        return self.tokens.shape[0]
-
-    @property
-    def length(self) -> int:
-        return self.tokens.shape[1] if self.is_text else 1
-
-    def batch(self, rows: slice, device: torch.device) -> _Inputs:
-        """Some samples, on the device of the model."""
-
-        def cut(value: Any) -> Any:
-            if not isinstance(value, Tensor):
-                return value
-            by_sample = value.dim() > 0 and value.shape[0] == len(self)
-            return (value[rows] if by_sample else value).to(device)
-
-        kwargs = {name: cut(value) for name, value in self.kwargs.items()}
-        return _Inputs(cut(self.tokens), cut(self.attention_mask), cut(self.document_ids), kwargs)
-
-    @property
-    def decoder_tokens(self) -> Tensor | None:
-        return next((self.kwargs[n] for n in DECODER_TOKENS if n in self.kwargs), None)
-
-    def streams(self) -> dict[str, tuple[Tensor, Documents]]:
-        """Tokens and documents by stack; "" is the sequence that the model reads first."""
-        if not self.is_text:
-            return {}
-        mask = torch.ones_like(self.tokens) if self.attention_mask is None else self.attention_mask
-        own = (self.tokens, Documents.from_mask(mask, self.document_ids))
-        decoder = self.decoder_tokens
-        if decoder is None:
-            return {"": own}
-        decoder_mask = self.kwargs.get(DECODER_MASK)
-        decoder_mask = torch.ones_like(decoder) if decoder_mask is None else decoder_mask
-        return {"": own, "encoder": own, "decoder": (decoder, Documents.from_mask(decoder_mask))}
-
-    def forward(self, model: nn.Module) -> Any:
-        """Calls the model with what its `forward` takes."""
-        known = inspect.signature(model.forward).parameters
-        takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())
-        extra = dict(self.kwargs)
-        if "use_cache" in known:
-            extra.setdefault("use_cache", False)  # a key–value cache would only cost memory
-        if self.attention_mask is not None:
-            if "attention_mask" not in known and not takes_any:
-                raise InputError(
-                    "the model's forward takes no attention_mask: give samples of one length, "
-                    "or measure them one by one"
-                )
-            extra["attention_mask"] = self.attention_mask
-        if self.document_ids is not None and "document_ids" in known:
-            extra["document_ids"] = self.document_ids
-        return model(self.tokens, **extra)
-
-    def digest(self) -> str:
-        """A name for this input: equal inputs have equal ones, however they were batched."""
-        sha = hashlib.sha256()
-        for tensor in (self.tokens, self.attention_mask, self.document_ids, self.decoder_tokens):
-            if tensor is not None:
-                sha.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-                sha.update(tensor.contiguous().cpu().view(torch.uint8).numpy().tobytes())
-        return sha.hexdigest()
 
 
 @dataclass
@@ -223,7 +130,7 @@ class Scan:
         self.engines: set[str] = set()
         self.tokens: dict[str, list[list[int]]] = {}  # by stream and document
         self.no_perplexity: str | None = None
-        self.batch: _Inputs | None = None
+        self.batch: ForwardInputs | None = None
         self.streams: dict[str, tuple[Tensor, Documents]] = {}
         self.about: dict[str, Any] = {"seconds": 0.0, "samples": 0}
         self.digests: list[str] = []
@@ -232,15 +139,15 @@ class Scan:
 
     def add(
         self,
-        inputs: _Inputs,
+        inputs: ForwardInputs,
         *,
         batch_size: int | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """Runs the model over some samples."""
         started = time.perf_counter()
-        device = _device(self.model)
-        size = batch_size or _batch_size(inputs, device)
+        device = device_of(self.model)
+        size = batch_size or batch_size_for(inputs, device)
         with evaluated(self.model):
             self._resolve_layers(inputs.batch(slice(0, 1), device))
             for start in range(0, len(inputs), size):
@@ -253,7 +160,7 @@ class Scan:
         self.about |= {"length": inputs.length, "batch_size": size, "device": str(device)}
         self.digests.append(inputs.digest())
 
-    def _pass(self, batch: _Inputs) -> None:
+    def _pass(self, batch: ForwardInputs) -> None:
         self.batch, self.streams = batch, batch.streams()
         documents = {name: documents for name, (_, documents) in self.streams.items()}
         with self.recorder.watch(documents):
@@ -309,13 +216,13 @@ class Scan:
         for metric in self.metrics:
             metric.block(site, hidden, documents.to(hidden.device))
 
-    def _on_output(self, output: Any, batch: _Inputs) -> None:
+    def _on_output(self, output: Any, batch: ForwardInputs) -> None:
         stream = self.streams.get("decoder") or self.streams.get("")
         if stream is None:
             self.no_perplexity = NO_LOGITS
             return
         tokens, documents = stream
-        logits = _logits(output, self.model, tokens)
+        logits = logits_of(output, self.model, tokens)
         predicting = [s for s in self.seen if s.kind == "self" and s.stack != "encoder"]
         predicting = predicting or [s for s in self.seen if s.kind == "self"]
         if not all(site.causal for site in predicting):
@@ -331,7 +238,7 @@ class Scan:
     def _selected(self, site: Site) -> bool:
         return self.layers is None or site.layer in self.layers
 
-    def _resolve_layers(self, sample: _Inputs) -> None:
+    def _resolve_layers(self, sample: ForwardInputs) -> None:
         """Turns negative numbers into the layers they mean, which only a pass can tell."""
         if self.layers is None or min(self.layers, default=0) >= 0:
             return
@@ -351,7 +258,7 @@ class Scan:
         if absent and there:
             raise InputError(
                 f"no attention layer {', '.join(map(str, absent))}: this model has "
-                f"{_ranges(sorted(there))}"
+                f"{ranges(sorted(there))}"
             )
 
     # the result
@@ -379,13 +286,13 @@ class Scan:
             NothingMeasuredError: no figure could be taken.
         """
         tables = [metric.tables() for metric in self.metrics]
-        rows = _collected(tables, list(self.seen))
+        tables.append(self._refusals())
+        rows = collected(tables, list(self.seen))
         self._explain(rows)
-        if self.layers is not None:
-            rows["model"] = [{"kind": row["kind"]} for row in rows["model"]]
+        self._withhold(rows)
         self._name_tokens(rows)
         if heads is not None:
-            _keep_heads(rows, heads)
+            keep_heads(rows, heads)
         result = Result.from_rows(
             rows,
             checkpoint={"name": type(self.model).__name__},
@@ -398,12 +305,31 @@ class Scan:
             raise NothingMeasuredError(f"nothing could be measured: {'; '.join(reasons[:3])}")
         return result
 
+    def _refusals(self) -> Tables:
+        """Rows without figures for refused sites, so that no layer is missing from the tables."""
+        tables = Tables()
+        for site, reason in self.refused.items():
+            tables.missing("all", reason, site)
+            tables.add("layers", [site_key(site)])
+            tables.add("heads", [site_key(site, h) for h in range(self.seen[site].heads)])
+        return tables
+
+    def _withhold(self, rows: dict[str, list[Row]]) -> None:
+        """Takes the model's figures away where not all its layers speak: they need them all."""
+        kinds = {row["kind"] for row in rows["model"]} if self.layers is not None else set()
+        kinds |= {site.kind for site in self.refused}
+        whole = () if self.layers is not None else ("ppl", "nll")  # not of the layers
+        rows["model"] = [
+            row
+            if row["kind"] not in kinds
+            else {"kind": row["kind"], **{c: row[c] for c in whole if c in row}}
+            for row in rows["model"]
+        ]
+
     def _explain(self, rows: dict[str, list[Row]]) -> None:
         """Adds to `not_measured` what no metric could know of."""
         extra = Tables()
-        for site, reason in self.refused.items():
-            extra.missing("all", reason, site)
-        for path in _unseen(self.model, [site.path for site in self.seen]):
+        for path in unseen(self.model, [site.path for site in self.seen]):
             extra.add("not_measured", [{"site": path, "metric": "all", "reason": NO_CALL}])
         if not self.seen:
             extra.missing("all", "the model made no attention call that can be seen")
@@ -411,6 +337,9 @@ class Scan:
             extra.missing("ppl", self.no_perplexity)
         if self.layers is not None:
             extra.missing("model", SOME_LAYERS)
+        elif self.refused:
+            layers = ranges(sorted({site.layer for site in self.refused}))
+            extra.missing("model", f"the model's figures need all layers; see layer {layers}")
         blocks = {row["site"] for row in rows["layers"] if "m_act" in row}
         for site in self.seen:
             if "activation" in self.names and self._selected(site) and site.path not in blocks:
@@ -466,111 +395,3 @@ class Scan:
             "seconds": round(self.about["seconds"], 3),
             "torch": str(torch.__version__),
         }
-
-
-@contextmanager
-def evaluated(model: nn.Module) -> Iterator[None]:
-    """Eval mode without gradients; every module's own mode and the random state are put back."""
-    modes = [(module, module.training) for module in model.modules()]
-    gpus = {p.device for p in model.parameters() if p.device.type == "cuda"}
-    model.eval()
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=list(gpus)):
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
-def _device(model: nn.Module) -> torch.device:
-    tensor = next(model.parameters(), None)
-    return torch.device("cpu") if tensor is None else tensor.device
-
-
-def _batch_size(inputs: _Inputs, device: torch.device) -> int:
-    room = TOKENS_A_BATCH.get(device.type, TOKENS_A_BATCH_ACCELERATOR)
-    return max(1, room // max(1, inputs.length))
-
-
-def _logits(output: Any, model: nn.Module, tokens: Tensor) -> Tensor | None:
-    """(B, T, V) the logits among a model's outputs, None if there are none for every token."""
-    named = getattr(output, "logits", None)
-    if named is None:
-        named = output[0] if isinstance(output, (tuple, list)) and output else output
-    if not isinstance(named, Tensor) or named.dim() != 3 or named.shape[:2] != tokens.shape:
-        return None
-    vocabularies = {m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)}
-    is_vocabulary = named.shape[-1] in vocabularies and named.shape[-1] > int(tokens.max())
-    return named if is_vocabulary else None
-
-
-def _unseen(model: nn.Module, seen: Sequence[str]) -> list[str]:
-    """Paths of innermost modules that are attention by name and in which no call was seen."""
-    named = [p for p, m in model.named_modules() if "attention" in type(m).__name__.lower()]
-    paths = [site.partition("#")[0] for site in seen]
-
-    def related(a: str, b: str) -> bool:
-        return a == b or a.startswith(b + ".") or b.startswith(a + ".") or "" in (a, b)
-
-    return [
-        path
-        for path in named
-        if not any(related(path, site) for site in paths)
-        and not any(other != path and other.startswith(path + ".") for other in named)
-    ]
-
-
-def _collected(tables: Sequence[Tables], sites: Sequence[Site]) -> dict[str, list[Row]]:
-    """The rows of all metrics in model order, those of one head, layer, sample or kind joined."""
-    order = {site.path: n for n, site in enumerate(sites)}
-    rows: dict[str, list[Row]] = {name: [] for name in ("sinks", "massive", "not_measured")}
-    for table in tables:
-        for name, part in table.rows.items():
-            rows.setdefault(name, []).extend(part)
-    for name, keys in (
-        ("heads", ("site", "head")),
-        ("layers", ("site",)),
-        ("samples", ("site", "head", "sample")),
-        ("model", ("kind",)),
-    ):
-        rows[name] = _joined(rows.get(name, []), keys)
-    for whole in rows.pop("whole", []):
-        rows["model"] = [{**row, **whole} for row in rows["model"] or [{"kind": "self"}]]
-
-    def place(row: Row) -> tuple[int, int, int]:
-        head = row.get("head")
-        within = -1 if head is None else head  # the layer's row before those of its heads
-        return order.get(row.get("site", ""), len(order)), within, row.get("sample", 0)
-
-    for name in ("heads", "layers", "samples", "positions", "gates", "spectra"):
-        rows[name] = sorted(rows.get(name, []), key=place)
-    return rows
-
-
-def _joined(rows: Sequence[Row], keys: Sequence[str]) -> list[Row]:
-    merged: dict[tuple[Any, ...], Row] = {}
-    for row in rows:
-        merged.setdefault(tuple(row.get(k) for k in keys), {}).update(row)
-    return list(merged.values())
-
-
-def _keep_heads(rows: dict[str, list[Row]], heads: Collection[int]) -> None:
-    there = {row["head"] for row in rows["heads"]}
-    absent = sorted(set(heads) - there)
-    if absent and there:
-        raise InputError(
-            f"no head {', '.join(map(str, absent))}: this model has {_ranges(sorted(there))}"
-        )
-    for name in ("heads", "samples", "positions", "gates", "spectra"):
-        rows[name] = [row for row in rows[name] if row.get("head") in (*heads, None)]
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """[0, 1, 2, 5] as "0-2, 5"."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in parts)

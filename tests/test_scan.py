@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from attnprobe import InputError, scan
+from attnprobe.forward import ForwardInputs
 from attnprobe.metrics import METRICS
 from attnprobe.metrics.base import Options
 from attnprobe.models import Decoder, EncoderDecoder, GateConfig, ModelConfig
 from attnprobe.result import TABLES, Result
-from attnprobe.scanning import Scan, _Inputs
+from attnprobe.scanning import Scan
 
 VOCABULARY = 23
 LENGTHS = (40, 40, 31, 12, 3)
@@ -474,7 +475,7 @@ def test_two_parts_merged_are_one(name: str, cut: int) -> None:
     parts = []
     for rows in (slice(0, cut), slice(cut, None)):
         part = Scan(model, list(METRICS), Options())
-        part.add(_Inputs(tokens[rows], mask[rows], None, {}))
+        part.add(ForwardInputs(tokens[rows], mask[rows], None, {}))
         parts.append(part)
     parts[0].merge(parts[1])
     merged = parts[0].result()
@@ -487,8 +488,8 @@ def test_merging_leaves_the_other_as_it_was() -> None:
     model = decoder()
     tokens, mask, _, _ = batch("left")
     empty, first, second = (Scan(model, list(METRICS), Options()) for _ in range(3))
-    first.add(_Inputs(tokens[:2], mask[:2], None, {}))
-    second.add(_Inputs(tokens[2:], mask[2:], None, {}))
+    first.add(ForwardInputs(tokens[:2], mask[:2], None, {}))
+    second.add(ForwardInputs(tokens[2:], mask[2:], None, {}))
     before = first.result()
     empty.merge(first)
     empty.merge(second)
@@ -500,8 +501,8 @@ def test_feeding_in_parts_is_feeding_once() -> None:
     model = decoder(**MODELS["G1 element"])
     tokens, mask, _, _ = batch("left")
     part = Scan(model, list(METRICS), Options())
-    part.add(_Inputs(tokens[:3], mask[:3], None, {}))
-    part.add(_Inputs(tokens[3:], mask[3:], None, {}))
+    part.add(ForwardInputs(tokens[:3], mask[:3], None, {}))
+    part.add(ForwardInputs(tokens[3:], mask[3:], None, {}))
     assert_same(part.result(), scan(model, tokens, attention_mask=mask))
 
 
@@ -762,10 +763,10 @@ def test_the_largest_logit_of_some_batches_is_not_that_of_all() -> None:
     model = decoder(window=20)
     long, short = torch.randint(0, VOCABULARY, (2, 40)), torch.randint(0, VOCABULARY, (2, 10))
     parts = [Scan(model, ["entropy"]) for _ in range(3)]
-    parts[0].add(_Inputs(long, None, None, {}))
+    parts[0].add(ForwardInputs(long, None, None, {}))
     assert parts[0].result().heads.max_logit.notna().all()
     for part, tokens in ((parts[0], short), (parts[1], short), (parts[2], long)):
-        part.add(_Inputs(tokens, None, None, {}))
+        part.add(ForwardInputs(tokens, None, None, {}))
     parts[1].merge(parts[2])
     for part in parts[:2]:
         assert part.result().heads.max_logit.isna().all()

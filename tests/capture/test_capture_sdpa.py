@@ -13,9 +13,11 @@ from torch import Tensor, nn
 
 from attnprobe import NothingMeasuredError, scan
 from attnprobe.capture import AttentionCall, Documents, Recorder
+from attnprobe.forward import ForwardInputs
 from attnprobe.metrics import METRICS
 from attnprobe.result import Result
-from attnprobe.scanning import Scan, _Inputs
+from attnprobe.result import KEY
+from attnprobe.scanning import Scan
 
 WIDTH, HEADS, VOCABULARY = 24, 4, 19
 
@@ -592,7 +594,9 @@ def test_dropout_in_multihead_attention_is_refused() -> None:
 def test_an_output_changed_in_place_is_refused() -> None:
     model = Gpt(gate="in place")
     result = scan(model, text())
-    assert result.heads.empty
+    figures = result.heads.drop(columns=list(KEY))
+    assert len(figures) == 8
+    assert figures.isna().all(axis=None)
     assert result.model.f_attr.isna().all()
     told = result.not_measured[result.not_measured.metric == "all"]
     assert told.site.tolist() == ["blocks.0.attn", "blocks.1.attn"]
@@ -695,13 +699,16 @@ def test_a_sample_that_comes_out_as_nan_spoils_no_figure_silently(bad: int) -> N
     tokens[bad, 0] = 18
     parts = [Scan(model, list(METRICS)) for _ in tokens]
     for part, row in zip(parts, tokens, strict=True):
-        part.add(_Inputs(row[None], None, None, {}))
+        part.add(ForwardInputs(row[None], None, None, {}))
     for part in parts[1:]:
         parts[0].merge(part)
     results = [scan(model, tokens, batch_size=size) for size in (1, 2, 3)]
     for result in (*results, parts[0].result()):
-        assert set(result.heads.site) == {"blocks.0.attn"}
-        assert result.heads.f_attr.notna().all()
+        spoilt = result.heads.site == "blocks.1.attn"
+        assert spoilt.any()
+        assert result.heads[spoilt].drop(columns=list(KEY)).isna().all(axis=None)
+        assert result.heads[~spoilt].f_attr.notna().all()
+        assert result.figure("f_attr") is None  # a mean over some of the layers is none
         told = result.not_measured[result.not_measured.site == "blocks.1.attn"]
         assert {"all", "m_act"} <= set(told.metric)
         assert told.reason.str.contains("NaN").all()
