@@ -15,8 +15,7 @@ from attnprobe import NothingMeasuredError, scan
 from attnprobe.capture import AttentionCall, Documents, Recorder
 from attnprobe.forward import ForwardInputs
 from attnprobe.metrics import METRICS
-from attnprobe.result import Result
-from attnprobe.result import KEY
+from attnprobe.result import KEY, Result
 from attnprobe.scanning import Scan
 
 WIDTH, HEADS, VOCABULARY = 24, 4, 19
