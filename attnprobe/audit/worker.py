@@ -89,7 +89,6 @@ class _Bench:
         )
         self.source: Source = inputs.read(self.asked)
         subject.find_device(options["device"])
-        gc.freeze()  # what torch brought along stays: collecting is for models
 
     def measure(self, job: dict[str, Any], send: Send) -> dict[str, Any]:
         """The answer to a job; what is lasting is in the cache before it is given."""
@@ -157,5 +156,6 @@ def _free() -> None:
     import torch
 
     gc.collect()
+    gc.freeze()  # what outlives a model is the libraries' own, and need not be gone through again
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -19,6 +19,7 @@ from attnprobe.models import GateConfig, ModelConfig, build, save_checkpoint
 from attnprobe.tasks import BackCopy
 
 LAW = "the whale and the sea and the ship that sailed at dawn "
+SMALL = {"n_layers": 3, "d_model": 64, "max_length": 512}  # a third of a second to measure
 OPTIONS = GatherOptions(samples=4, length=32)
 
 #: Run by `start` and `run`: gathers `argv[1]`, prints an event a line, then how it went.
@@ -62,7 +63,7 @@ def fill(folder: Path, healthy: int) -> list[str]:
     """So many healthy checkpoints and five that are not, whose names it gives."""
     for step in range(healthy):
         gate = GateConfig("G1") if step % 2 else GateConfig()
-        make(folder / f"step{step}.pt", step, gate=gate)
+        make(folder / f"step{step}.pt", step, gate=gate, **SMALL)
     good = (folder / "step0.pt").read_bytes()
     (folder / "step900-truncated.pt").write_bytes(good[: len(good) // 2])
     (folder / "step901-empty.pt").write_bytes(b"")

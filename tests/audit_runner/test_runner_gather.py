@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import signal
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,10 +92,11 @@ def entries(cache: Path) -> list[Path]:
 
 
 def test_forty_checkpoints_five_of_them_corrupt(forty: Path, tmp_path: Path) -> None:
-    started = time.perf_counter()
-    first = batch.start([str(forty)], tmp_path)
-    out, err = first.communicate(timeout=120)
-    took = time.perf_counter() - started
+    size = {"length": 512, "samples": 8}
+    before = processor_seconds()
+    first = batch.start([str(forty)], tmp_path, **size)
+    out, err = first.communicate(timeout=300)
+    took = processor_seconds() - before
     assert (first.returncode, err) == (0, "")
     events, other = batch.said(out)
     assert (events["measured"], events["failed"]) == (35, 5)
@@ -110,15 +111,21 @@ def test_forty_checkpoints_five_of_them_corrupt(forty: Path, tmp_path: Path) -> 
     assert all(str(forty) in error and "\n" not in error for error in errors.values())
     assert not (forty / "ran").exists()
 
-    started = time.perf_counter()
-    again = batch.start([str(forty)], tmp_path)
+    before = processor_seconds()
+    again = batch.start([str(forty)], tmp_path, **size)
     out, _ = again.communicate(timeout=60)
-    took_again = time.perf_counter() - started
+    took_again = processor_seconds() - before
     events, repeated = batch.said(out)
     assert events == {"cached": 35, "failed": 5}
     assert repeated["torch"][0] is False
     assert [entry[:3] for entry in repeated["end"][0]] == [entry[:3] for entry in other["end"][0]]
     assert took_again < took / 10, f"{took_again:.2f} s after {took:.2f} s"
+
+
+def processor_seconds() -> float:
+    """Of all processes that ended: a clock on the wall would tell of the machine's other work."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 @needs_proc
