@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -303,6 +304,10 @@ def write(path: Path, results: Sequence[Result], baseline: Sequence[Result]) -> 
     """Writes the new baseline, whole or not at all.
 
     Raises:
-        InputError: it cannot be written.
+        InputError: two results have the same name, or it cannot be written.
     """
+    names = Counter(result.name for result in results)
+    twice = [name for name, count in names.items() if count > 1]
+    if twice:
+        raise InputError(f"several results are called {twice[0]!r}: a baseline takes one of a name")
     save_results(merged(results, baseline), path)

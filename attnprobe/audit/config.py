@@ -240,7 +240,8 @@ def load(path: Path) -> Loaded:
     prefix: tuple[str, ...] = ()
     if path.name == "pyproject.toml":
         prefix = ("tool", "attnprobe")
-        data = data.get("tool", {}).get("attnprobe", {})
+        tool = data.get("tool")
+        data = tool.get("attnprobe", {}) if isinstance(tool, dict) else {}
     try:
         return Loaded(Config.model_validate(data), path, text, prefix)
     except ValidationError as error:

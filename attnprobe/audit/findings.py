@@ -66,7 +66,8 @@ class Finding:
     """One rule on one checkpoint.
 
     Attributes:
-        checkpoint, path, step: of what was judged.
+        checkpoint: what reports call it; no other of the audit is called so.
+        name, path, step: what it is called itself, where it lies, when it was saved.
         rule: its id.
         level: "warn" or "error"; only a broken rule of level "error" fails an audit.
         status: "passed", "broken", or "waived" where it was broken and a waiver lets it pass.
@@ -82,6 +83,7 @@ class Finding:
     """
 
     checkpoint: str
+    name: str
     path: str | None
     step: int | None
     rule: str

@@ -251,6 +251,7 @@ def finding_of(name: str, rule: Rule, result: Result, verdict: Verdict) -> Findi
     path = result.checkpoint.get("path")
     return Finding(
         checkpoint=name,
+        name=result.name,
         path=None if path is None else str(path),
         step=runs.step_of(result),
         rule=rule.id,

@@ -11,6 +11,7 @@ from pathlib import Path
 from attnprobe.audit import baseline, trend, waivers
 from attnprobe.audit.baseline import Update
 from attnprobe.audit.findings import Finding, Problem
+from attnprobe.audit.globs import fits_result
 from attnprobe.audit.judging import judge
 from attnprobe.audit.rulebook import RuleBook, known_ids
 from attnprobe.audit.trend import Trend
@@ -125,7 +126,7 @@ def audit(
         checkpoints=tuple(labels(measured)),
         findings=tuple(findings),
         problems=(*problems, *unmeasured, *refused),
-        notes=(*notes, *_gaps(measured), *_unjudged(measured, findings)),
+        notes=(*notes, *_gaps(measured), *_unjudged(measured, findings), *_idle(book, measured)),
         trends=tuple(trend.of(measured, book.rules)),
         presets=book.presets,
         config=None if book.loaded.path is None else str(book.loaded.path),
@@ -184,6 +185,16 @@ def _gaps(results: Sequence[Result]) -> list[str]:
 def _unjudged(results: Sequence[Result], findings: Sequence[Finding]) -> list[str]:
     judged = {f.checkpoint for f in findings}
     return [f"{name}: no rule is for it" for name in labels(results) if name not in judged]
+
+
+def _idle(book: RuleBook, results: Sequence[Result]) -> list[str]:
+    """Rules whose globs fit nothing: a slip in one would pass for a rule that is kept."""
+    return [
+        f"the rule {rule.id} is for {', '.join(rule.checkpoints)}, and no checkpoint is called so"
+        for rule in book.rules
+        if rule.checkpoints is not None
+        and not any(fits_result(rule.checkpoints, result) for result in results)
+    ]
 
 
 def codes(report: Report) -> list[int]:

@@ -61,5 +61,5 @@ def grant(
 
 def _is_for(waiver: Waiver, finding: Finding) -> bool:
     return fnmatchcase(finding.rule, waiver.rule) and fits(
-        waiver.checkpoints, finding.checkpoint, finding.path
+        waiver.checkpoints, finding.name, finding.path
     )

@@ -208,6 +208,13 @@ def test_update_swallows_no_broken_rule(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
+def test_update_takes_one_result_of_a_name(tmp_path: Path) -> None:
+    held = Held(tmp_path / "b.json", [], update=True)
+    with pytest.raises(InputError, match="several results are called 'a'"):
+        audit([make("a"), make("a", path="b/a.pt")], book(), held=held)
+    assert not (tmp_path / "b.json").exists()
+
+
 def test_update_says_that_the_input_changes(tmp_path: Path) -> None:
     path = tmp_path / "b.json"
     save_results([make("a")], path)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from audit_results import make
 
-from attnprobe.audit import Finding, judge, settings, waivers
+from attnprobe.audit import Finding, audit, judge, settings, waivers
 from attnprobe.audit.config import Loaded, find, load
 from attnprobe.audit.presets import PRESETS
 from attnprobe.audit.rulebook import Asked, build
@@ -63,6 +63,12 @@ max = 10
     loaded = written(tmp_path, content, "pyproject.toml")
     lines = [rule.source.line for rule in build(loaded).rules]
     assert lines == [7, 11]
+
+
+def test_pyproject_without_our_table_is_empty(tmp_path: Path) -> None:
+    assert written(tmp_path, "tool = 3", "pyproject.toml").config.presets == []
+    with pytest.raises(InputError, match="dictionary"):
+        written(tmp_path, "[tool]\nattnprobe = 3", "pyproject.toml")
 
 
 def test_lines_of_inline_rules_and_presets(tmp_path: Path) -> None:
@@ -285,6 +291,28 @@ def test_waivers_are_for_their_checkpoints_and_rules_alone(tmp_path: Path) -> No
     granted, notes = waivers.grant(found, loaded.config.waivers, date(2026, 1, 1))
     assert {f.status for f in granted} == {"passed", "broken"}
     assert "was not needed" in notes[0]
+
+
+def test_waivers_go_by_the_name_even_where_two_have_it(tmp_path: Path) -> None:
+    loaded = written(tmp_path, WAIVED)
+    twice = [make("old", f_attr=0.9, path=f"{n}/x.json") for n in "ab"]
+    granted, _ = waivers.grant(
+        judge(twice, build(loaded).rules_of), loaded.config.waivers, date(2026, 1, 1)
+    )
+    assert [f.checkpoint for f in granted if f.status == "waived"] == ["old #1", "old #2"]
+
+
+def test_rule_for_no_checkpoint_is_noted(tmp_path: Path) -> None:
+    content = "[[rules]]\nmetric='ppl'\nmax=9\n[[rules]]\nmetric='ppl'\nmax=1\ncheckpoints='prd*'\n"
+    report = audit([make("prod")], build(written(tmp_path, content)))
+    assert report.notes == ("the rule model.ppl-2 is for prd*, and no checkpoint is called so",)
+
+
+def test_sites_that_were_not_measured_are_noted(tmp_path: Path) -> None:
+    notes = [{"site": f"layers.{n}.mixer", "metric": "all", "reason": "linear"} for n in (2, 3)]
+    report = audit([make(rows={"not_measured": notes})], build(Loaded(), ["gated"]))
+    assert report.notes == ("model: 2 sites were not measured and not judged: linear",)
+    assert not report.errors
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -144,6 +144,19 @@ def test_sarif_of_rules_from_no_file_points_to_the_checkpoint(
     assert places[1]["artifactLocation"] == {"uri": "file:///elsewhere/b.pt"}
 
 
+def test_files_are_named_as_the_repository_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path))
+    made = report()
+    assert "::error file=below/attnprobe.toml,line=1," in render(made, "github")
+    assert '"uri": "below/attnprobe.toml"' in render(made, "sarif")
+    monkeypatch.setenv("GITHUB_WORKSPACE", "/elsewhere")
+    assert "::error file=attnprobe.toml,line=1," in render(made, "github")
+
+
 def test_junit_keeps_the_published_schema(made: Report) -> None:
     import xmlschema
     from junitparser import JUnitXml

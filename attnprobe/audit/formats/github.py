@@ -34,9 +34,8 @@ def _finding(finding: Finding) -> str:
     message += f"\n{finding.hint}"
     title = f"attnprobe {finding.rule}"
     if finding.source.file is not None:
-        return command(
-            kind, message, file=finding.source.file, line=finding.source.line, title=title
-        )
+        file = words.in_repository(finding.source.file).as_posix()
+        return command(kind, message, file=file, line=finding.source.line, title=title)
     return command(kind, message, title=title)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -106,13 +105,11 @@ def _location(file: str, line: int) -> dict[str, Any]:
 
 
 def _artifact(file: str) -> dict[str, str]:
-    """A path in the working folder relative to it, as code scanning wants it; else a file URI."""
-    path = Path(file).absolute()
-    try:
-        relative = path.relative_to(Path.cwd())
-    except ValueError:
+    """A path in the repository relative to it, as code scanning wants it; else a file URI."""
+    path = words.in_repository(file)
+    if path.is_absolute():
         return {"uri": path.as_uri()}
-    return {"uri": quote(relative.as_posix()), "uriBaseId": "%SRCROOT%"}
+    return {"uri": quote(path.as_posix()), "uriBaseId": "%SRCROOT%"}
 
 
 def _fingerprint(rule: str, checkpoint: str) -> dict[str, str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from attnprobe.audit.findings import Finding, Place
 from attnprobe.audit.report import Report
@@ -90,6 +92,18 @@ def state(finding: Finding) -> str:
     if finding.status == "passed" and finding.change is not None:
         return {"improvement": "improved", "new": "new"}.get(finding.change.verdict, "passed")
     return finding.status
+
+
+def in_repository(file: str) -> Path:
+    """A file as services that show source want it: relative to the repository, else absolute.
+
+    The repository is $GITHUB_WORKSPACE where the file lies in it, else the working folder.
+    """
+    path = Path(file).absolute()
+    for root in (os.environ.get("GITHUB_WORKSPACE"), str(Path.cwd())):
+        if root and path.is_relative_to(root):
+            return path.relative_to(root)
+    return path
 
 
 def origin(finding: Finding) -> str:
