@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -91,12 +91,13 @@ class ForwardInputs:
         if "use_cache" in known:
             extra.setdefault("use_cache", False)  # a key–value cache would only cost memory
         if self.attention_mask is not None:
-            if "attention_mask" not in known and not takes_any:
+            if "attention_mask" in known or takes_any:
+                extra["attention_mask"] = self.attention_mask
+            elif not bool((self.attention_mask != 0).all()):
                 raise InputError(
                     "the model's forward takes no attention_mask: give samples of one length, "
                     "or measure them one by one"
                 )
-            extra["attention_mask"] = self.attention_mask
         if self.document_ids is not None and "document_ids" in known:
             extra["document_ids"] = self.document_ids
         return model(self.tokens, **extra)
@@ -139,9 +140,10 @@ def batch_size_for(inputs: ForwardInputs, device: torch.device) -> int:
 
 def logits_of(output: Any, model: nn.Module, tokens: Tensor) -> Tensor | None:
     """(B, T, V) the logits among a model's outputs, None if there are none for every token."""
-    named = getattr(output, "logits", None)
-    if named is None:
-        named = output[0] if isinstance(output, (tuple, list)) and output else output
+    named = output.get("logits") if isinstance(output, Mapping) else output
+    named = getattr(named, "logits", named)
+    if isinstance(named, (tuple, list)) and named:
+        named = named[0]
     if not isinstance(named, Tensor) or named.dim() != 3 or named.shape[:2] != tokens.shape:
         return None
     vocabularies = {m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)}

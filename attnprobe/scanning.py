@@ -33,11 +33,11 @@ def scan(
     model: nn.Module,
     tokens: Tensor,
     *,
-    metrics: Collection[str] | None = None,
+    metrics: Collection[str] | str | None = None,
     attention_mask: Tensor | None = None,
     document_ids: Tensor | None = None,
-    layers: Collection[int] | None = None,
-    heads: Collection[int] | None = None,
+    layers: Collection[int] | int | None = None,
+    heads: Collection[int] | int | None = None,
     batch_size: int | None = None,
     pre_gate: bool = False,
     epsilon: float = 0.3,
@@ -78,12 +78,19 @@ def scan(
         InputError: an unknown metric, a layer that is not there, or inputs that do not fit.
         NothingMeasuredError: no figure that was asked for could be taken.
     """
+    if batch_size is not None and batch_size < 1:
+        raise InputError(f"batch_size must be at least 1, not {batch_size}")
     inputs = ForwardInputs(tokens, attention_mask, document_ids, forward_kwargs)
     options = Options(epsilon=epsilon, pre_gate=pre_gate, max_logit=max_logit)
-    names = list(METRICS) if metrics is None else list(metrics)
-    run = Scan(model, names, options, layers=layers, token_text=token_text)
+    names = list(METRICS) if metrics is None else list(_several(metrics))
+    run = Scan(model, names, options, layers=_several(layers), token_text=token_text)
     run.add(inputs, batch_size=batch_size, progress=progress)
-    return run.result(heads=heads)
+    return run.result(heads=_several(heads))
+
+
+def _several(values: Any) -> Any:
+    """A single name or number as a collection of one."""
+    return (values,) if isinstance(values, (str, int)) else values
 
 
 @dataclass

@@ -771,3 +771,41 @@ def test_the_largest_logit_of_some_batches_is_not_that_of_all() -> None:
     for part in parts[:2]:
         assert part.result().heads.max_logit.isna().all()
         assert "max_logit" in set(part.result().not_measured.metric)
+
+
+# the edges of the library's own function
+
+
+def test_a_single_name_or_number_is_a_collection_of_one() -> None:
+    model, tokens = decoder(), torch.randint(18, (2, 32))
+    result = scan(model, tokens, metrics="sink", layers=1, heads=0)
+    assert set(result.layers.layer) == {1}
+    assert set(result.heads["head"]) == {0}
+    assert result.run["metrics"] == ["sink"]
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_batch_size_below_one_is_refused(size: int) -> None:
+    with pytest.raises(InputError, match="batch_size must be at least 1"):
+        scan(decoder(), torch.randint(18, (2, 32)), batch_size=size)
+
+
+class NoMask(torch.nn.Module):
+    """Gives its logits in a dict and takes no attention mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = decoder()
+
+    def forward(self, tokens: Tensor) -> dict[str, Tensor]:
+        return {"logits": self.inner(tokens)}
+
+
+def test_a_mask_of_ones_needs_no_model_that_takes_one() -> None:
+    tokens = torch.randint(18, (2, 32))
+    result = scan(NoMask(), tokens, attention_mask=torch.ones_like(tokens))
+    assert result.figure("ppl") is not None
+    padded = torch.ones_like(tokens)
+    padded[0, -3:] = 0
+    with pytest.raises(InputError, match="takes no attention_mask"):
+        scan(NoMask(), tokens, attention_mask=padded)

@@ -13,6 +13,8 @@ from torch import Tensor
 from attnprobe.capture.call import Gate
 from attnprobe.models.gate import Gate as GateModule
 
+TINY = 1e-30  # what lies above has all the digits of its type, however small
+NO_OUTPUT = "the attention output is 0 somewhere, where no gate can be read by comparison"
 NOT_A_GATE = "what W_O is given is not a share of the attention output (a norm, or no sigmoid)"
 
 
@@ -49,19 +51,20 @@ def read_gate(module: GateModule, values: Tensor) -> Gate:
     )
 
 
-def compare_gate(consumed: Tensor, output: Tensor) -> Gate | str | None:
+def compare_gate(consumed: Tensor, output: Tensor, real: Tensor) -> Gate | str | None:
     """The gate of an unknown module by comparison, None if there is none, or why it is unknown.
 
     Args:
         consumed: (B, T, H, d_v) what W_O was given.
         output: (B, H, T, d_v) what the attention call gave.
+        real: (B, T) the tokens that are measured.
     """
     if same_as(consumed, output):
         return None
     before = output.transpose(1, 2).float()  # (B, T, H, d)
     after = consumed.float()
     exact = 1e-4 if consumed.dtype in (torch.float32, torch.float64) else 2e-2
-    usable = before.abs() > 1e-6 * before.abs().amax()
+    usable = before.abs() > TINY
     ratio = torch.where(usable, after / before.where(usable, torch.ones_like(before)), torch.nan)
     low, high = ratio.nan_to_num(0.5).aminmax()
     if low < -exact or high > 1 + exact:
@@ -72,8 +75,10 @@ def compare_gate(consumed: Tensor, output: Tensor) -> Gate | str | None:
     spread = (ratio - per_head).abs().nan_to_num(0).amax()
     by_head = bool(spread <= exact)
     values = per_head if by_head else ratio
+    if bool(values[real].isnan().any()):
+        return NO_OUTPUT
     return Gate(
-        values=values.nan_to_num(0).clamp(0, 1),
+        values=values.nan_to_num(0).clamp(0, 1),  # of padding, which is not measured
         position="G1",
         granularity="head" if by_head else "element",
         source="query",

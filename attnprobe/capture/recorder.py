@@ -205,6 +205,7 @@ class Recorder:
             reasons["all"] = raw.problem
         if _versions(raw) != pending.versions:
             reasons["all"] = CHANGED
+        queries, keys = self._documents(pending.site, raw)
         projection = gate = None
         if pending.consumed is None or pending.weight is None:
             reasons["projection"] = NO_CONSUMER
@@ -216,11 +217,10 @@ class Recorder:
         if pending.gates:
             gate = pending.gates[0]
         elif pending.consumed is not None:
-            found = compare_gate(pending.consumed, raw.output)
+            found = compare_gate(pending.consumed, raw.output, queries.valid)
             gate = found if isinstance(found, Gate) else None
             if isinstance(found, str):
                 reasons["gate"] = found
-        queries, keys = self._documents(pending.site, raw)
         mask = self._rule(raw.mask, keys) if queries is keys else raw.mask
         return AttentionCall(
             site=pending.site,

@@ -29,6 +29,8 @@ class DocumentMeans:
             where: (B, h, T), h = 1 or H, the queries that count.
             documents: those of the queries.
         """
+        if values.device.type == "mps":  # which has no float64
+            values, where, documents = values.cpu(), where.cpu(), documents.to("cpu")
         values, where = torch.broadcast_tensors(values, where)
         counted = torch.where(where, float64(values), 0.0)
         self._sums.setdefault(name, []).append(_by_document(counted, documents))

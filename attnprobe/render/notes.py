@@ -13,7 +13,7 @@ _TOPICS = {
     "sink": ("sink", *SINK),
     "entropy": ("entropy", *ENTROPY),
     "rank": ("rank", "rank of heads", *RANK, "erank_head"),
-    "gate": ("gate", "skip_error", *GATE),
+    "gate": ("gate", "gate of heads", "skip_error", *GATE),
     "other": ("activation", "m_act", "perplexity", "ppl", "nll"),
 }
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from attnprobe import NothingMeasuredError, scan
 from attnprobe.capture import AttentionCall, Documents, Recorder
+from attnprobe.capture.projection import compare_gate
 from attnprobe.forward import ForwardInputs
 from attnprobe.metrics import METRICS
 from attnprobe.result import KEY, Result
@@ -874,3 +875,29 @@ def test_no_block_is_told() -> None:
     told = result.not_measured[result.not_measured.metric == "m_act"]
     assert told.site.tolist() == ["first", "second"]
     assert result.layers.erank.notna().all()
+
+
+def test_where_attention_gives_zero_no_gate_is_read() -> None:
+    """A ratio to 0 says nothing of the gate: it is null with a reason, not 0."""
+    generator = torch.Generator().manual_seed(0)
+    output = torch.randn(2, 3, 5, 4, generator=generator)  # (B, H, T, d)
+    output[:, 1] = 0
+    gate = torch.rand(2, 5, 3, 4, generator=generator)
+    real = torch.ones(2, 5, dtype=torch.bool)
+    found = compare_gate(output.transpose(1, 2) * gate, output, real)
+    assert isinstance(found, str)
+    assert "0 somewhere" in found
+
+
+def test_padding_may_give_zero() -> None:
+    generator = torch.Generator().manual_seed(0)
+    output = torch.randn(2, 3, 5, 4, generator=generator)
+    output[:, :, 4] = 0
+    gate = torch.rand(2, 5, 3, 1, generator=generator)
+    real = torch.ones(2, 5, dtype=torch.bool)
+    real[:, 4] = False
+    found = compare_gate(output.transpose(1, 2) * gate, output, real)
+    assert not isinstance(found, str)
+    assert found is not None
+    assert found.granularity == "head"
+    torch.testing.assert_close(found.values[real], gate[real])
