@@ -149,10 +149,9 @@ class _Evidence:
 
 def numbers_of(column: pd.Series) -> np.ndarray:
     """A column as float64, NaN for whatever is no number."""
-    try:
+    if pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_complex_dtype(column):
         return column.to_numpy(dtype="float64", na_value=np.nan)
-    except (TypeError, ValueError, OverflowError):
-        return np.array([_number(value) for value in column.tolist()], dtype="float64")
+    return np.array([_number(value) for value in column.tolist()], dtype="float64")
 
 
 def why_missing(result: Result, table: str, column: str, site: object = None) -> str:
@@ -214,14 +213,13 @@ def _why_empty(result: Result, wanted: Wanted, frame: pd.DataFrame) -> str:
 
 
 def _number(value: object) -> float:
-    if isinstance(value, str):
+    """A number that may be mixed with other things; an integer beyond all floats is infinite."""
+    if not isinstance(value, (bool, int, float, np.number)):
         return float("nan")
     try:
-        return float(value)  # type: ignore[arg-type]
+        return float(value)
     except OverflowError:
         return float("inf")
-    except (TypeError, ValueError):
-        return float("nan")
 
 
 def _plain(value: object) -> object:

@@ -61,8 +61,8 @@ def attnprobe(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line and gives its exit code: what the `attnprobe` script calls.
 
-    130 interrupted · 2 usage, an unreadable checkpoint or any other error · 3 nothing could be
-    measured · 0 fine, also when the reader of the pipe went away.
+    130 interrupted · 2 usage, an unreadable checkpoint or any other error · 1 a rule was broken
+    (audit) · 3 nothing could be measured · 0 fine, also when the reader of the pipe went away.
     """
     _survive_narrow_encodings()
     try:

@@ -10,6 +10,8 @@ import xml.etree.ElementTree as ElementTree
 from fractions import Fraction
 from typing import Any
 
+import pandas as pd
+import pytest
 from audit_results import make
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -75,6 +77,31 @@ def test_a_rule_passes_only_if_it_is_kept(
 
 def _is_near(value: Fraction, bound: float) -> bool:
     return abs(value - Fraction(bound)) <= Fraction(1, 10**12) * max(1, abs(value))
+
+
+@pytest.mark.parametrize(
+    "odd", ["0.1 or so", "", [], {}, object(), 1 + 2j, 10**400, pd.NA, pd.NaT, "nan", "1", b"1"]
+)
+@pytest.mark.parametrize("aggregate", ["each", "mean", "max", "count", "share", "p95"])
+def test_what_is_no_number_breaks(odd: Any, aggregate: str) -> None:
+    result = make(heads=[[0.1, 0.2]])
+    result.heads["f_attr"] = pd.Series([0.1, odd], dtype="object")
+    for bound in ({"max": 1e308}, {"min": -1e308}):
+        rule = Rule(metric="f_attr", scope="head", aggregate=aggregate, **bound)
+        (finding,) = judge([result], [rule])
+        assert finding.status == "broken"
+        assert finding.reason
+
+
+def test_columns_that_are_gone_or_there_twice_break() -> None:
+    rule = Rule(metric="f_attr", scope="head", max=1)
+    gone, twice = make(), make()
+    gone.heads = gone.heads.drop(columns="f_attr")
+    twice.heads = pd.concat([twice.heads, twice.heads[["f_attr"]]], axis=1)
+    for result in (gone, twice):
+        (finding,) = judge([result], [rule])
+        assert finding.status == "broken"
+        assert "no column heads.f_attr" in (finding.reason or "")
 
 
 @given(
