@@ -295,3 +295,19 @@ def test_help_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_the_packaged_pair_under_gated(run: Run) -> None:
+    ran = run("audit", "--preset", "gated", "--samples", "16", "-q", "--output", "a.json")
+    assert ran.code == 1
+    findings = json.loads(Path("a.json").read_text())["findings"]
+    broken = {(f["checkpoint"], f["rule"]) for f in findings if f["status"] == "broken"}
+    assert broken == {
+        ("ungated", "gated/f-attr"),
+        ("ungated", "gated/sink-rate"),
+        ("ungated", "gated/gate-mean"),
+    }
+    assert "gated  4 passed" in ran.out
+    assert "failed: 1 of 2 checkpoints (3 errors)" in ran.out
+    assert run("audit", "gated", "--preset", "gated", "--samples", "16", "-q").code == 0
+    assert run("audit", "ungated", "--preset", "gated", "--samples", "16", "-q").code == 1
