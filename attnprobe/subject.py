@@ -126,6 +126,7 @@ def load(
             "bytes": checkpoint.path.stat().st_size,
             "sha256": _sha256(checkpoint.path),
             "task": (checkpoint.inputs or {}).get("kind"),
+            "tokenizer": _fingerprint(vocabulary),
             **{k: checkpoint.train.get(k) for k in ("step", "loss", "perplexity", "seed")},
             "config": checkpoint.config.to_dict(),
         },
@@ -217,6 +218,17 @@ def _is_transformers(path: Path) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(config, dict) and not _TRANSFORMERS_KEYS.isdisjoint(config)
+
+
+def _fingerprint(vocabulary: Vocabulary | None) -> str | None:
+    """A name for a vocabulary: ids of two with the same one mean the same text."""
+    if vocabulary is None:
+        return None
+    sha = hashlib.sha256()
+    for name, value in sorted(vocabulary.state().items()):
+        plain = value.tolist() if isinstance(value, torch.Tensor) else value
+        sha.update(f"{name}={plain!r};".encode("utf-8", "surrogatepass"))
+    return sha.hexdigest()[:16]
 
 
 def _sha256(path: Path) -> str:

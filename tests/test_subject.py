@@ -88,6 +88,7 @@ def test_who_it_is(tmp_path: Path) -> None:
         "bytes": path.stat().st_size,
         "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
         "task": "bytes",
+        "tokenizer": found.about["tokenizer"],
         "step": 5,
         "loss": 2.0,
         "perplexity": 7.389,
@@ -104,6 +105,7 @@ def test_a_bare_state_dict_has_no_vocabulary(tmp_path: Path) -> None:
     torch.save(build(CONFIG).state_dict(), tmp_path / "bare.pt")
     found = load(Address("bare", tmp_path / "bare.pt"), model_config=CONFIG.to_dict())
     assert found.vocabulary is None
+    assert found.about["tokenizer"] is None
     assert (found.about["task"], found.about["step"]) == (None, None)
 
 
@@ -153,3 +155,11 @@ def test_no_unforeseen_error_for_any_bytes(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(CheckpointError, match=rf"{number}\.pt"):
             load(Address("bad", path))
+
+
+def test_equal_vocabularies_have_equal_names(tmp_path: Path) -> None:
+    same = [load(Address(n, save(tmp_path / f"{n}.pt"))).about["tokenizer"] for n in "ab"]
+    assert same[0] == same[1]
+    packaged = {load(address).about["tokenizer"] for address in addresses([])}
+    assert len(packaged) == 1
+    assert packaged != set(same)

@@ -131,7 +131,7 @@ def test_more_steps_may_follow(tmp_path, whole):
 def test_resuming_needs_the_same_run(tmp_path, whole):
     with pytest.raises(CheckpointError, match="does not exist"):
         train(TINY, tmp_path / "nothing.pt", resume=True)
-    with pytest.raises(InputError, match=r"trained otherwise: .*lr \(0.003, now 0.1\)"):
+    with pytest.raises(InputError, match=r"trained otherwise: .*lr \(0.006, now 0.1\)"):
         train(tiny(lr=0.1), whole, resume=True)
     content = torch.load(whole, weights_only=True)
     del content["resume"]

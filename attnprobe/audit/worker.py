@@ -110,7 +110,7 @@ class _Bench:
 
     def _scan(self, job: dict[str, Any], send: Send) -> Result:
         from attnprobe import inputs, subject
-        from attnprobe.scanning import scan
+        from attnprobe.probing import probe
 
         options = self.options
         target = subject.load(
@@ -120,20 +120,14 @@ class _Bench:
             dtype=options["dtype"],
         )
         shown = inputs.prepare(target, self.source, self.asked)
-        result = scan(
-            target.model,
-            shown.tokens,
-            attention_mask=shown.attention_mask,
+        return probe(
+            target,
+            shown,
             **{
                 n: options[n] for n in ("metrics", "batch_size", "epsilon", "pre_gate", "max_logit")
             },
-            token_text=None if target.vocabulary is None else target.vocabulary.token,
             progress=lambda done, total: send({"samples": [done, total]}),
-            **shown.kwargs,
         )
-        result.checkpoint = target.about
-        result.input = {**shown.about, **result.input}
-        return result
 
 
 def _is_lasting(error: AttnprobeError) -> bool:

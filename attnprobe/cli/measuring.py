@@ -86,7 +86,7 @@ def _measured(
     tick: Tick,
 ) -> Result:
     from attnprobe import inputs, subject
-    from attnprobe.scanning import scan
+    from attnprobe.probing import probe
 
     target = subject.load(
         address,
@@ -97,23 +97,18 @@ def _measured(
     shown = inputs.prepare(target, source, asked)
     if shown.note and not options.quiet:
         say("note", shown.note)
-    result = scan(
-        target.model,
-        shown.tokens,
+    result = probe(
+        target,
+        shown,
         metrics=view.metrics,
-        attention_mask=shown.attention_mask,
         layers=layers,
         heads=_counted(heads, target.config.n_heads),
         batch_size=options.batch_size,
         pre_gate=options.pre_gate,
         epsilon=options.epsilon,
         max_logit=options.max_logit,
-        token_text=None if target.vocabulary is None else target.vocabulary.token,
         progress=tick,
-        **shown.kwargs,
     )
-    result.checkpoint = target.about
-    result.input = {**shown.about, **result.input}
     if view.is_empty(result):
         reasons = list(dict.fromkeys(result.not_measured["reason"].dropna()))
         raise NothingMeasuredError(f"nothing could be measured: {'; '.join(reasons[:3])}")

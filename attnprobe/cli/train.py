@@ -82,16 +82,14 @@ class Training(Common):
     ] = "multiplicative"
 
     layers: Annotated[int, _number("--layers", SHAPE, "How many layers.")] = 4
-    width: Annotated[int, _number("--width", SHAPE, "Of the residual stream.")] = 128
+    width: Annotated[int, _number("--width", SHAPE, "Of the residual stream.")] = 64
     heads: Annotated[int, _number("--heads", SHAPE, "Query heads a layer.")] = 4
     kv_heads: Annotated[
         int | None, _number("--kv-heads", SHAPE, "Key and value heads. Default: as --heads.")
     ] = None
     ff: Annotated[
         int | None,
-        _number(
-            "--ff", SHAPE, "Width of the feed-forward. Default: 4 × --width, 8/3 of it for swiglu."
-        ),
+        _number("--ff", SHAPE, "Width of the feed-forward. Default: as --width."),
     ] = None
     feed_forward: Annotated[
         space.FeedForward, _option("--feed-forward", SHAPE, "Its activation.")
@@ -101,7 +99,7 @@ class Training(Common):
     ] = "rotary"
     norm: Annotated[
         space.Norm, _option("--norm", SHAPE, "LayerNorm before or behind each part.")
-    ] = "pre"
+    ] = "post"
     window: Annotated[
         int | None, _number("--window", SHAPE, "Keys a query sees. Default: all before it.")
     ] = None
@@ -113,9 +111,9 @@ class Training(Common):
         float, _option("--dropout", SHAPE, "Share of values dropped.", metavar="SHARE", min=0)
     ] = 0.0
 
-    steps: Annotated[int, _number("--steps", RUN, "Steps of the optimiser, in all.")] = 1500
+    steps: Annotated[int, _number("--steps", RUN, "Steps of the optimiser, in all.")] = 3000
     batch_size: Annotated[int, _number("--batch-size", RUN, "Sequences a step.")] = 64
-    lr: Annotated[float, _option("--lr", RUN, "Peak learning rate.", metavar="RATE")] = 3e-3
+    lr: Annotated[float, _option("--lr", RUN, "Peak learning rate.", metavar="RATE")] = 6e-3
     warmup: Annotated[int, _number("--warmup", RUN, "Steps up to the peak.", 0)] = 50
     weight_decay: Annotated[
         float, _option("--weight-decay", RUN, "Of AdamW.", metavar="RATE", min=0)

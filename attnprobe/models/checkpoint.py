@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import pickle
 import re
@@ -137,6 +138,8 @@ def _read_pt(path: Path) -> dict[str, Any]:
             "save the model's state_dict() and plain values only"
         ) from None
     except OSError as error:
+        if error.errno == errno.EINVAL:  # the zip reader looked for the end before the start
+            raise CheckpointError(f"{path} is cut short") from None
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
     except (RuntimeError, EOFError, ValueError, KeyError, IndexError, AttributeError, TypeError):
         raise CheckpointError(f"{path} is no PyTorch checkpoint, or is cut short") from None

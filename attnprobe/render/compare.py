@@ -19,7 +19,7 @@ from attnprobe.compare import FEW_SAMPLES, FIGURES, STACKED, Comparison, Figure
 from attnprobe.errors import InputError
 from attnprobe.files import replacing
 from attnprobe.render.ascii import Ascii
-from attnprobe.render.export import _MARKDOWN, _csv, _latex, _markdown
+from attnprobe.render.export import MARKDOWN_ESCAPES, as_csv, as_latex, as_markdown
 from attnprobe.render.grid import Column, Group, Table, tables
 from attnprobe.render.names import plural, printable
 from attnprobe.render.numbers import MISSING, known, significant
@@ -75,12 +75,12 @@ def render(comparison: Comparison, format: str, by_layer: bool = False) -> str:
     if format == "json":
         return _json(comparison, by_layer)
     if format == "csv":
-        return _csv(_rows(comparison, by_layer))
+        return as_csv(_rows(comparison, by_layer))
     if format == "md":
         wide = _wide(comparison, by_layer)
-        return _markdown(wide.rename(columns=lambda name: str(name).translate(_MARKDOWN)))
+        return as_markdown(wide.rename(columns=lambda name: str(name).translate(MARKDOWN_ESCAPES)))
     if format == "latex":
-        return _latex(_wide(comparison, by_layer))
+        return as_latex(_wide(comparison, by_layer))
     raise InputError(f"no format {format!r}: choose from {', '.join(FORMATS)}")
 
 

@@ -23,7 +23,7 @@ from attnprobe.result import TABLES, TEXT, Result, dumps
 
 LISTS = ("histogram", "edges")
 DIGITS = 4
-_MARKDOWN = str.maketrans({c: f"\\{c}" for c in r"\`*_[]|~"} | {"<": "&lt;", ">": "&gt;"})
+MARKDOWN_ESCAPES = str.maketrans({c: f"\\{c}" for c in r"\`*_[]|~"} | {"<": "&lt;", ">": "&gt;"})
 _LATEX = str.maketrans(
     {
         **{c: f"\\{c}" for c in "&%$#_{}"},
@@ -115,7 +115,7 @@ def render(results: Sequence[Result], format: str, table: str = "layers") -> str
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _csv(frame: pd.DataFrame) -> str:
+def as_csv(frame: pd.DataFrame) -> str:
     for column in (c for c in LISTS if c in frame):
         frame = frame.assign(**{column: frame[column].map(_list_text)})
     return str(frame.to_csv(index=False, lineterminator="\n"))
@@ -132,14 +132,18 @@ def _jsonl(frame: pd.DataFrame) -> str:
     return "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
 
 
-def _markdown(frame: pd.DataFrame) -> str:
+def as_markdown(frame: pd.DataFrame) -> str:
     frame = _readable(frame)
     align = ["---:" if _is_number(frame[c]) else "---" for c in frame]
-    lines = [list(map(str, frame)), align, *_cells(frame, lambda text: text.translate(_MARKDOWN))]
+    lines = [
+        list(map(str, frame)),
+        align,
+        *_cells(frame, lambda text: text.translate(MARKDOWN_ESCAPES)),
+    ]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def _latex(frame: pd.DataFrame) -> str:
+def as_latex(frame: pd.DataFrame) -> str:
     frame = _readable(frame)
     align = "".join("r" if _is_number(frame[c]) else "l" for c in frame)
     head = [str(c).translate(_LATEX) for c in frame]
@@ -200,9 +204,9 @@ def _is_number(column: pd.Series) -> bool:
 
 _WRITERS: Mapping[str, Callable[[pd.DataFrame], str]] = {
     "jsonl": _jsonl,
-    "csv": _csv,
-    "md": _markdown,
-    "latex": _latex,
+    "csv": as_csv,
+    "md": as_markdown,
+    "latex": as_latex,
 }
 #: What `render` can give.
 FORMATS = ("json", *_WRITERS)

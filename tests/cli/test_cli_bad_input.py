@@ -358,7 +358,7 @@ def test_an_unforeseen_error_is_one_line_too(
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("first line\nsecond line")
 
-    monkeypatch.setattr("attnprobe.scanning.scan", broken)
+    monkeypatch.setattr("attnprobe.probing.scan", broken)
     ran = run("sink", checkpoints / "gated.pt")
     assert (ran.code, ran.out) == (2, "")
     assert ran.error_lines == [

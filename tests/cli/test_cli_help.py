@@ -27,7 +27,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_all_verbs_are_there() -> None:
-    assert list(COMMANDS) == ["scan", "sink", "entropy", "rank", "gate", "models", "train"]
+    measuring = ["scan", "sink", "entropy", "rank", "gate"]
+    assert list(COMMANDS) == [*measuring, "compare", "audit", "init", "models", "train"]
     assert [verb.__name__ for verbs in VERBS.values() for verb in verbs] == list(COMMANDS)
 
 
@@ -48,7 +49,7 @@ def test_every_option_has_help(verb: Callable[..., None]) -> None:
         if name != "ctx":
             help_text = get_args(annotated)[1].help
             assert help_text, name
-            assert help_text[0].isupper() or name == "device"
+            assert help_text[0].isupper() or name in ("device", "preset")  # which list names
             assert help_text.endswith(".")
 
 
