@@ -69,6 +69,34 @@ def test_ci_calls_the_test_command_of_the_readme() -> None:
     assert re.search(r"^python -m pytest$", read(".ci/run"), re.MULTILINE)
 
 
+def shown() -> list[tuple[str, str]]:
+    """The commands of README.md with the whole output it shows; elided ones are left out."""
+    blocks = re.findall(r"```console\n\$ attnprobe (.*?)\n(.*?)```", read("README.md"), re.DOTALL)
+    return [(command, output) for command, output in blocks if "…" not in output]
+
+
+def words(text: str) -> list[str]:
+    """Letters alone: last digits and bars may differ between machines, seconds always do."""
+    return re.findall(r"[^\W\d_]+", text.partition("\nmeasured on")[0])
+
+
+@pytest.mark.parametrize(("command", "output"), shown(), ids=lambda text: text.partition("\n")[0])
+def test_readme_shows_what_is_printed(
+    command: str, output: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from attnprobe.cli import main
+
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(command.split()) == 0
+    printed = words(capsys.readouterr().out)
+    expected = words(output)
+    assert printed[: len(expected)] == expected
+
+
+def test_readme_shows_two_outputs() -> None:
+    assert [command for command, _ in shown()] == ["sink", "rank gated --layer 3"]
+
+
 if __name__ == "__main__":
     assert sys.argv[1:] == ["--write"], "usage: python tests/test_docs.py --write"
     page = ROOT / "docs/json-schema.md"
