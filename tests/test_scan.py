@@ -12,7 +12,7 @@ import reference
 import torch
 from torch import Tensor
 
-from attnprobe import InputError, scan
+from attnprobe import InputError, NothingMeasuredError, scan
 from attnprobe.forward import ForwardInputs
 from attnprobe.metrics import METRICS
 from attnprobe.metrics.base import Options
@@ -809,3 +809,40 @@ def test_a_mask_of_ones_needs_no_model_that_takes_one() -> None:
     padded[0, -3:] = 0
     with pytest.raises(InputError, match="takes no attention_mask"):
         scan(NoMask(), tokens, attention_mask=padded)
+
+
+class UnknownGate(torch.nn.Module):
+    """One attention layer with a gate that can only be read by comparison; token 0 has value 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.embedding = torch.nn.Embedding(VOCABULARY, 16)
+        self.inputs = torch.nn.Linear(16, 48, bias=False)
+        self.gate = torch.nn.Linear(16, 16)
+        self.output = torch.nn.Linear(16, 16, bias=False)
+        torch.nn.init.zeros_(self.embedding.weight[0])
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.embedding(tokens)
+        heads = [x.unflatten(-1, (2, 8)).transpose(1, 2) for x in self.inputs(hidden).chunk(3, -1)]
+        mixed = torch.nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
+        return self.output(mixed.transpose(1, 2).flatten(2) * self.gate(hidden).sigmoid())
+
+
+@pytest.mark.parametrize("unreadable", [0, 2])
+def test_a_gate_that_one_batch_hides_has_no_figure_of_the_others(unreadable: int) -> None:
+    torch.manual_seed(4)
+    tokens = torch.randint(1, VOCABULARY, (3, 20))
+    model = UnknownGate()
+    assert scan(model, tokens, batch_size=1).figure("gate_mean") is not None
+    tokens[unreadable, 0] = 0  # its attention output is 0
+    parts = [Scan(model, ["gate"]) for _ in range(2)]
+    parts[0].add(ForwardInputs(tokens[:1], None, None, {}))
+    parts[1].add(ForwardInputs(tokens[1:], None, None, {}))
+    parts[0].merge(parts[1])
+    with pytest.raises(NothingMeasuredError, match="the attention output is 0 somewhere"):
+        parts[0].result()
+    for size in (1, 2, 3):
+        with pytest.raises(NothingMeasuredError, match="the attention output is 0 somewhere"):
+            scan(model, tokens, metrics="gate", batch_size=size)

@@ -75,8 +75,11 @@ class Gates(Metric):
 
     def attention(self, call: AttentionCall, stats: AttentionStats | None) -> None:
         gate = call.gate
+        if call.site in self._ungated:
+            return  # figures of some batches would depend on how samples were batched
         if gate is None:
             reason = call.reasons.get("gate") or call.reasons.get("projection") or NO_GATE
+            self._sites.pop(call.site, None)
             self._ungated[call.site] = reason
             return
         values, documents = gate_values(call, gate)  # (B, T, h, d)
@@ -119,8 +122,12 @@ class Gates(Metric):
         self._ungated.pop(site, None)
 
     def merge(self, other: Gates) -> None:
-        self._ungated |= other._ungated
+        self._ungated = other._ungated | self._ungated
+        for key in self._ungated:
+            self._sites.pop(key, None)
         for key, theirs in other._sites.items():
+            if key in self._ungated:
+                continue
             none = Histogram(theirs.heads, theirs.histogram.edges)
             fresh = replace(theirs, histogram=none, means=DocumentMeans(), energy=None)
             ours = self._sites.setdefault(key, fresh)
