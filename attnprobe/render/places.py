@@ -81,7 +81,8 @@ def _listed(
     yield Paragraph(Text(title, "bold"))
     yield from tables(columns[:1], [Group("", columns[1:])], width)
     if hidden:
-        yield Text(f"and {plural(hidden, 'more row')}: --table {table} gives them all", "dim")
+        more = f"and {plural(hidden, 'more row')}: --format csv --table {table} gives them all"
+        yield Text(more, "dim")
 
 
 def _once(rows: Sequence[Row]) -> list[str]:

@@ -95,7 +95,7 @@ def collapsed(page: Page) -> Iterator[RenderableType]:
     yield from tables(columns[:1], [Group("", columns[1:])], page.width)
     if len(found) > SHOWN:
         more = plural(len(found) - SHOWN, "more head")
-        yield Text(f"and {more}: --table heads gives them all", "dim")
+        yield Text(f"and {more}: --format csv --table heads gives them all", "dim")
 
 
 def _collapsed(result: Result) -> list[Row]:
