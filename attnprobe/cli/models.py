@@ -123,7 +123,7 @@ def _print_all(console: Console, entries: list[dict[str, Any]]) -> None:
     from attnprobe.subject import PRETRAINED
 
     if entries:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
         for name in ("name", "file", "size", "layers×heads", "gate", "steps", "loss"):
             right = name in ("size", "layers×heads", "steps", "loss")
             table.add_column(name, justify="right" if right else "left", overflow="fold")
