@@ -26,7 +26,10 @@ SOME_LAYERS = "only some layers were measured (--layer): the model's figures nee
 NOT_CAUSAL = "attention is not causal: every token sees the one it would be asked to predict"
 NO_LOGITS = "the model's output is not logits over its vocabulary for every token"
 NO_BLOCK = "it is the first attention of no numbered block whose output is (batch, length, width)"
-NO_CALL = "no call to scaled_dot_product_attention was seen in it"
+NO_CALL = (
+    "no call to scaled_dot_product_attention was seen in it "
+    '(transformers models make it with attn_implementation="sdpa")'
+)
 
 
 def scan(
