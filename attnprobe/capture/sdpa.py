@@ -41,7 +41,7 @@ class SdpaTap(TorchFunctionMode):
 
     Args:
         on_call: gets every attention call.
-        on_linear: gets input, weight (d_out, d_in) and output of every linear map.
+        on_linear: gets input and weight (d_out, d_in) of every linear map.
     """
 
     def __init__(
