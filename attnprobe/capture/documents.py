@@ -114,10 +114,6 @@ class Documents:
             table = torch.cat([table[match], nowhere])
         return table[queries.index]  # (B, Tq, 4); -1 at padding picks the last row, `nowhere`
 
-    def select(self, rows: slice) -> Documents:
-        """The documents of some rows of the batch."""
-        return Documents(self.ids[rows])
-
     def to(self, device: torch.device | str) -> Documents:
         """The same documents on another device."""
         return self if self.ids.device == torch.device(device) else Documents(self.ids.to(device))

@@ -75,9 +75,3 @@ def test_from_mask_and_whole() -> None:
     whole = Documents.whole(2, 3)
     assert whole.ids.tolist() == [[0] * 3] * 2
     assert whole.leading.tolist() == [[0, 1, 2, -1]] * 2
-
-
-def test_select_numbers_documents_anew() -> None:
-    documents = Documents(torch.tensor(IDS["packed"])).select(slice(1, 2))
-    assert documents.index.tolist() == [[0] * 6]
-    assert len(documents) == 1
