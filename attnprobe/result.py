@@ -201,7 +201,9 @@ class Result:
 
     @classmethod
     def from_dict(cls, entry: Mapping[str, Any]) -> Result:
-        """The reverse of `to_dict`."""
+        """The reverse of `to_dict`; `ValueError` where a table is missing."""
+        if absent := [name for name in TABLES if name not in entry]:
+            raise ValueError(f"it lacks {', '.join(absent)}")  # which is not the same as empty
         rows = {name: _unpacked(name, entry.get(name, [])) for name in TABLES if name != "model"}
         rows["model"] = _model_from_json(entry.get("model", {}))
         about = {k: dict(entry.get(k, {})) for k in ("checkpoint", "architecture", "input", "run")}
@@ -224,10 +226,24 @@ class Result:
         return results[0]
 
 
+_NO_NUMBERS = {("heads", "collapsed"), ("gates", "position")}
+
+
+def _check_numbers(table: str, values: pd.Series) -> None:
+    """`ValueError` where a figure is a string or a truth value, which pandas takes for numbers."""
+    if pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values):
+        return
+    for value in values.tolist():
+        if isinstance(value, (str, bool)):
+            raise ValueError(f"{table}.{values.name} is {value!r}, which is no number")
+
+
 def frame(name: str, rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     """Rows as a frame with just the columns of a table, numbers as numbers."""
     table = pd.DataFrame(list(rows), columns=list(TABLES[name]))
     for column in TABLES[name]:
+        if column not in TEXT and (name, column) not in _NO_NUMBERS:
+            _check_numbers(name, table[column])
         if _is_integer(name, column):
             table[column] = pd.to_numeric(table[column]).astype("Int64")
         elif (name, column) == ("heads", "collapsed"):
@@ -273,7 +289,7 @@ def load_results(path: str | os.PathLike[str]) -> list[Result]:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not a result file: it is not JSON ({error})") from error
     if not isinstance(data, dict) or "results" not in data or "schema" not in data:
         raise InputError(f"{path} is not a result file: it has no 'schema' and 'results'")
@@ -283,7 +299,7 @@ def load_results(path: str | os.PathLike[str]) -> list[Result]:
         )
     try:
         return [Result.from_dict(entry) for entry in data["results"]]
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
+    except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
         raise InputError(f"{path} is a damaged result file: {error}") from error
 
 

@@ -235,7 +235,7 @@ def load(path: Path) -> Loaded:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # numbers too long or tables too deep, too
         raise InputError(f"{path} is no TOML: {error}") from error
     prefix: tuple[str, ...] = ()
     if path.name == "pyproject.toml":
@@ -287,6 +287,6 @@ def _tool(path: Path) -> Mapping[str, Any]:
     """[tool] of a pyproject.toml; of one that cannot be read, nothing: it is not ours to judge."""
     try:
         tool = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {})
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return tool if isinstance(tool, dict) else {}

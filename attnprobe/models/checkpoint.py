@@ -97,6 +97,8 @@ def load_checkpoint(
         raise CheckpointError(
             f"{path} holds weights but not the model's shape; give it with --model-config FILE.json"
         )
+    if not isinstance(content["config"], Mapping):
+        raise CheckpointError(f"{path}: the model config must be a mapping")
     try:
         config = ModelConfig.from_dict(content["config"])
     except CheckpointError as error:
@@ -191,7 +193,7 @@ def _read_config(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
 def _parse_config(text: str, where: str) -> dict[str, Any]:
     try:
         config = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # numbers too long or lists too deep, too
         raise CheckpointError(f"{where}: not JSON ({error})") from None
     if not isinstance(config, dict):
         raise CheckpointError(f"{where}: the model config must be a JSON object")
