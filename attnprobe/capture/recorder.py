@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -23,6 +24,7 @@ from attnprobe.capture.sites import Sites
 from attnprobe.capture.trace import Frame, ModuleTrace, within
 from attnprobe.models.gate import Gate as GateModule
 
+UNTOLD = "its rows are not those of the tokens, whose padding and documents cannot be told in it"
 NO_CONSUMER = "no linear map was found that reads the attention output"
 CHANGED = "a tensor was changed in place after the attention call"
 
@@ -36,6 +38,7 @@ class _Pending:
     frame: Frame
     scope: str  # path of the parent, where the search for W_O ends
     versions: tuple[int, ...]
+    was_folded: bool  # B·H rows with one head each, taken apart again
     consumed: Tensor | None = None
     weight: Tensor | None = None
     gates: list[Gate] = field(default_factory=list)
@@ -108,8 +111,10 @@ class Recorder:
         around = [f for f in numbered if f is not frame] or numbered
         if around:
             self._blocks.setdefault(around[-1].path, site)
+        unfolded = self._unfolded(raw)
         pending = _Pending(
-            raw=self._unfolded(raw),
+            raw=unfolded,
+            was_folded=unfolded is not raw and unfolded.key.shape[1] == unfolded.query.shape[1],
             site=site,
             frame=frame,
             scope=frame.path.rpartition(".")[0],
@@ -122,21 +127,41 @@ class Recorder:
         self._pending.append(pending)
 
     def _unfolded(self, raw: RawCall) -> RawCall:
-        """Undoes a batch of B·H rows with one head each, as hand-written code often has."""
+        """Undoes B·H rows with one head each, or one row of B·H heads, as hand-written code has."""
         documents = self._streams.get("")
         rows, heads = raw.query.shape[:2]
         batch = len(documents.ids) if documents is not None else rows
-        if heads != 1 or rows == batch or rows % batch:
+        if 1 not in (rows, heads) or rows == batch or rows * heads % batch:
+            return raw
+        if heads != 1 and (raw.key.shape[1] % batch or raw.mask.heads not in (1, heads)):
             return raw
 
         def unfolded(x: Tensor) -> Tensor:
             return x.reshape(batch, -1, *x.shape[2:])
 
         mask = raw.mask
-        if mask.dense is not None and len(mask.dense) == rows:
+        if mask.dense is not None and mask.dense.shape[:2] == (rows, heads):
             mask = replace(mask, dense=unfolded(mask.dense))
         parts = (unfolded(x) for x in (raw.query, raw.key, raw.value, raw.output))
         query, key, value, output = parts
+        return replace(raw, query=query, key=key, value=value, output=output, mask=mask)
+
+    def _ordered(self, pending: _Pending) -> RawCall:
+        """The call with its rows as H·B instead of B·H, where that is what W_O was given."""
+        raw, consumed = pending.raw, pending.consumed
+        if not pending.was_folded or consumed is None or same_as(consumed, raw.output):
+            return raw
+        batch, heads = raw.query.shape[:2]
+
+        def other(x: Tensor) -> Tensor:
+            return x.flatten(0, 1).unflatten(0, (heads, batch)).transpose(0, 1)
+
+        if not same_as(consumed, other(raw.output)):
+            return raw
+        mask = raw.mask
+        if mask.dense is not None and mask.dense.shape[:2] == (batch, heads):
+            mask = replace(mask, dense=other(mask.dense))
+        query, key, value, output = map(other, (raw.query, raw.key, raw.value, raw.output))
         return replace(raw, query=query, key=key, value=value, output=output, mask=mask)
 
     def _on_linear(self, input: Tensor, weight: Tensor) -> None:
@@ -197,15 +222,19 @@ class Recorder:
         self._pending = [p for p in self._pending if p not in done]
         for pending in done:
             pending.frame.read.clear()
-            self.on_call(self._complete(pending))
+            # under the model's own autocast the figures would be taken in its half precision
+            with torch.autocast(pending.raw.query.device.type, enabled=False):
+                self.on_call(self._complete(pending))
 
     def _complete(self, pending: _Pending) -> AttentionCall:
-        raw, reasons = pending.raw, {}
+        raw, reasons = self._ordered(pending), {}
         if raw.problem:
             reasons["all"] = raw.problem
-        if _versions(raw) != pending.versions:
+        if _versions(pending.raw) != pending.versions:
             reasons["all"] = CHANGED
         queries, keys = self._documents(pending.site, raw)
+        if queries is keys and self._untold(pending.site, queries):
+            reasons["all"] = UNTOLD
         projection = gate = None
         if pending.consumed is None or pending.weight is None:
             reasons["projection"] = NO_CONSUMER
@@ -259,6 +288,14 @@ class Recorder:
         if raw.learned_keys and site.kind == "self":  # of no document
             return queries, Documents(F.pad(queries.ids, (0, raw.learned_keys), value=-1))
         return queries, self._stream("encoder", batch, n_keys, raw.query)
+
+    def _untold(self, site: Site, own: Documents) -> bool:
+        """Whether a call of text is in no stream, though there are padding or packed documents."""
+        if site.stack in ("vision", "audio"):
+            return False
+        streams = self._streams.values()
+        is_known = any(stream.ids.shape == own.ids.shape for stream in streams)
+        return not is_known and not all(stream.are_whole for stream in streams)
 
     def _stream(self, stack: str, batch: int, length: int, like: Tensor) -> Documents:
         for name in (stack, ""):
