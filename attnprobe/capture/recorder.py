@@ -114,7 +114,7 @@ class Recorder:
         unfolded = self._unfolded(raw)
         pending = _Pending(
             raw=unfolded,
-            was_folded=unfolded is not raw and unfolded.key.shape[1] == unfolded.query.shape[1],
+            was_folded=unfolded is not raw,
             site=site,
             frame=frame,
             scope=frame.path.rpartition(".")[0],
@@ -152,6 +152,8 @@ class Recorder:
         if not pending.was_folded or consumed is None or same_as(consumed, raw.output):
             return raw
         batch, heads = raw.query.shape[:2]
+        if raw.key.shape[1] != heads:
+            return raw
 
         def other(x: Tensor) -> Tensor:
             return x.flatten(0, 1).unflatten(0, (heads, batch)).transpose(0, 1)
@@ -238,6 +240,8 @@ class Recorder:
         projection = gate = None
         if pending.consumed is None or pending.weight is None:
             reasons["projection"] = NO_CONSUMER
+            if pending.was_folded and not self._are_whole():
+                reasons["all"] = UNTOLD  # a loop over samples with a row a head looks the same
         else:
             projection = self._projections.get(pending.site)
             if projection is None or projection.weight.data_ptr() != pending.weight.data_ptr():
@@ -293,9 +297,11 @@ class Recorder:
         """Whether a call of text is in no stream, though there are padding or packed documents."""
         if site.stack in ("vision", "audio"):
             return False
-        streams = self._streams.values()
-        is_known = any(stream.ids.shape == own.ids.shape for stream in streams)
-        return not is_known and not all(stream.are_whole for stream in streams)
+        is_known = any(stream.ids.shape == own.ids.shape for stream in self._streams.values())
+        return not is_known and not self._are_whole()
+
+    def _are_whole(self) -> bool:
+        return all(stream.are_whole for stream in self._streams.values())
 
     def _stream(self, stack: str, batch: int, length: int, like: Tensor) -> Documents:
         for name in (stack, ""):

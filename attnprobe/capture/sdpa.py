@@ -110,10 +110,12 @@ def read_sdpa(
         n_queries=query.shape[-2],
         n_keys=key.shape[-2],
         causal=is_causal,  # torch aligns the upper left corners
-        dense=None if attn_mask is None else _four(attn_mask, query.dim()),
+        dense=None if attn_mask is None else _four(_led(attn_mask, output), query.dim()),
         device=query.device,
     )
-    output, query, key, value = (_four(x) for x in (output, query, key, value))
+    # under autocast the function rounds what it is given, as its output shows
+    given = [_led(x, output).to(output.dtype) for x in (query, key, value)]
+    output, (query, key, value) = _four(output), (_four(x) for x in given)
     batch, key_heads = len(output), max(key.shape[1], value.shape[1])
     return RawCall(  # torch broadcasts the batch, and one key head to several value heads
         query=query.expand(batch, output.shape[1], -1, -1),
@@ -124,6 +126,13 @@ def read_sdpa(
         mask=mask,
         problem="dropout is on in this call" if dropout_p else None,
     )
+
+
+def _led(tensor: Tensor, output: Tensor) -> Tensor:
+    """A tensor of more than four dimensions, its first ones as many as the output's."""
+    if tensor.dim() < 5 or all(size == 1 for size in tensor.shape[:-3]):
+        return tensor
+    return tensor.expand(*output.shape[:-3], *tensor.shape[-3:])
 
 
 def _four(tensor: Tensor, dims: int | None = None) -> Tensor:

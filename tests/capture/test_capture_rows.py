@@ -50,6 +50,15 @@ class Model(nn.Module):
             )
         elif self.style == "one row":
             y = call(lambda y: y.flatten(0, 1)[None], lambda y: y[0].unflatten(0, (batch, HEADS)))
+        elif self.style == "loop":
+            y = torch.cat(
+                [
+                    F.scaled_dot_product_attention(*(y[b : b + 1] for y in (q, k, v, mask)))
+                    for b in range(batch)
+                ]
+            )
+        elif self.style == "five":
+            y = call(lambda y: y.unflatten(1, (2, -1)), lambda y: y.flatten(1, 2))
         elif self.style == "swapped":
             y = call(lambda y: y.transpose(0, 1), lambda y: y.transpose(0, 1))
         else:
@@ -91,7 +100,7 @@ def test_folded_rows_are_told_apart(
         )
 
 
-@pytest.mark.parametrize("style", ["swapped", "start token"])
+@pytest.mark.parametrize("style", ["swapped", "start token", "loop", "five"])
 def test_rows_of_no_stream_are_refused_where_there_is_padding(
     model: Model, tokens: Tensor, padded: Tensor, style: str
 ) -> None:
@@ -99,6 +108,23 @@ def test_rows_of_no_stream_are_refused_where_there_is_padding(
     assert scan(model, tokens, metrics="sink").layers["f_attr"].notna().all()
     with pytest.raises(NothingMeasuredError, match="cannot be told"):
         scan(model, tokens, metrics="sink", attention_mask=padded)
+
+
+def test_masks_spread_over_further_dimensions(model: Model, tokens: Tensor) -> None:
+    class Grouped(Model):
+        def _attend(self, x: Tensor, attention_mask: Tensor | None) -> Tensor:
+            q, k, v = (
+                y.unflatten(-1, (2, 2, -1)).permute(0, 2, 3, 1, 4) for y in self.qkv(x).chunk(3, -1)
+            )
+            mask = torch.ones(len(x), 1, 1, LENGTH, LENGTH, dtype=torch.bool).tril()
+            y = F.scaled_dot_product_attention(q, k, v, mask)
+            return self.out(y.permute(0, 3, 1, 2, 4).flatten(2))
+
+    grouped = Grouped()
+    grouped.load_state_dict(model.state_dict())
+    ours, theirs = (scan(m, tokens, metrics=["sink", "entropy"]).layers for m in (grouped, model))
+    for column in COLUMNS:
+        assert ours[column][0] == pytest.approx(theirs[column][0], abs=1e-5)
 
 
 def test_figures_are_not_taken_in_the_autocast_of_the_model(model: Model, tokens: Tensor) -> None:
