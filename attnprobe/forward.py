@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -114,16 +115,26 @@ class ForwardInputs:
 
 @contextmanager
 def evaluated(model: nn.Module) -> Iterator[None]:
-    """Eval mode without gradients; every module's own mode and the random state are put back."""
+    """Eval mode without gradients; every module's own mode and the random state are put back.
+
+    Compiled modules run as they were written: a compiled graph has no calls that could be seen.
+    """
     modes = [(module, module.training) for module in model.modules()]
     gpus = {p.device for p in model.parameters() if p.device.type == "cuda"}
     model.eval()
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=list(gpus)):
+        with torch.no_grad(), torch.random.fork_rng(devices=list(gpus)), _uncompiled():
             yield
     finally:
         for module, training in modes:
             module.training = training
+
+
+def _uncompiled() -> AbstractContextManager[Any]:
+    """Takes effect for modules compiled before or after; torch before 2.6 knows no such thing."""
+    stance = getattr(torch.compiler, "set_stance", None)
+    compiled = "torch._dynamo" in sys.modules  # otherwise nothing is, and the import takes seconds
+    return stance("force_eager") if stance is not None and compiled else nullcontext()
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -147,5 +158,8 @@ def logits_of(output: Any, model: nn.Module, tokens: Tensor) -> Tensor | None:
     if not isinstance(named, Tensor) or named.dim() != 3 or named.shape[:2] != tokens.shape:
         return None
     vocabularies = {m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)}
+    first = named[:, 0].float()
+    if bool((first >= 0).all()) and bool(((first.sum(-1) - 1).abs() < 1e-3).all()):
+        return None  # probabilities: a softmax of them would be no model's loss
     is_vocabulary = named.shape[-1] in vocabularies and named.shape[-1] > int(tokens.max())
     return named if is_vocabulary else None

@@ -161,6 +161,14 @@ class Result:
         frames: dict[str, Any] = {name: frame(name, rows.get(name, ())) for name in TABLES}
         return cls(**frames, **about)
 
+    def __repr__(self) -> str:
+        """One line: the checkpoint, its shape, and the figures that are there."""
+        figures = [str(c) for c in self.model if c != "kind" and self.model[c].notna().any()]
+        return (
+            f"<Result {self.name}: {len(self.layers)} layers, {len(self.heads)} heads, "
+            f"{self.input.get('tokens', '?')} tokens; {', '.join(figures) or 'no figure'}>"
+        )
+
     @property
     def name(self) -> str:
         """What to call the checkpoint in a table."""

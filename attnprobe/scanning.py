@@ -126,6 +126,9 @@ class Scan:
     token_text: Callable[[int], str] | None = None
 
     def __post_init__(self) -> None:
+        self.model = getattr(self.model, "_orig_mod", self.model)  # what torch.compile wraps
+        if self.layers is not None and not len(self.layers):
+            raise InputError("layers is empty: name a layer, or leave it out for all")
         unknown = [name for name in self.names if name not in METRICS]
         if unknown or not self.names:
             raise InputError(

@@ -92,8 +92,10 @@ def _places(given: str) -> list[_Place]:
     path = Path(os.path.expanduser(given))
     if os.path.isdir(path):  # which, other than a Path's own, never raises
         return _opened(path)
-    if os.path.exists(path):
+    if os.path.isfile(path):
         return [_Place(path)]
+    if os.path.exists(path):  # a pipe or a device, which may never end
+        return [_Place(path, f"{path} is no regular file")]
     if glob.has_magic(given):
         matched = sorted(map(Path, glob.glob(str(path), recursive=True)), key=step_order)
         found = [place for match in matched for place in _matched(match)]

@@ -26,6 +26,7 @@ from attnprobe.models.gate import Gate as GateModule
 
 UNTOLD = "its rows are not those of the tokens, whose padding and documents cannot be told in it"
 NO_CONSUMER = "no linear map was found that reads the attention output"
+TWO_CONSUMERS = "several linear maps read the attention output: which is W_O cannot be told"
 CHANGED = "a tensor was changed in place after the attention call"
 
 
@@ -42,6 +43,7 @@ class _Pending:
     consumed: Tensor | None = None
     weight: Tensor | None = None
     gates: list[Gate] = field(default_factory=list)
+    read_twice: bool = False
 
 
 class Recorder:
@@ -184,6 +186,9 @@ class Recorder:
     def _match(self, running: str, input: Tensor, weight: Tensor) -> None:
         for pending in self._pending:
             if pending.consumed is not None:
+                pending.read_twice |= pending.raw.weight is None and _is_same(
+                    input, pending.consumed
+                )
                 continue
             if pending.frame.was_given(input) or not within(running, pending.scope):
                 continue
@@ -238,7 +243,10 @@ class Recorder:
         if queries is keys and self._untold(pending.site, queries):
             reasons["all"] = UNTOLD
         projection = gate = None
-        if pending.consumed is None or pending.weight is None:
+        if pending.read_twice:
+            reasons["projection"] = TWO_CONSUMERS
+            pending.consumed = None
+        elif pending.consumed is None or pending.weight is None:
             reasons["projection"] = NO_CONSUMER
             if pending.was_folded and not self._are_whole():
                 reasons["all"] = UNTOLD  # a loop over samples with a row a head looks the same
@@ -314,3 +322,8 @@ class Recorder:
 def _versions(raw: RawCall) -> tuple[int, ...]:
     tensors = (raw.query, raw.key, raw.value, raw.output)
     return tuple(t._version if not t.is_inference() else 0 for t in tensors)
+
+
+def _is_same(joined: Tensor, consumed: Tensor) -> bool:
+    """Whether a linear map reads the very tensor that another one read."""
+    return joined.data_ptr() == consumed.data_ptr() and joined.numel() == consumed.numel()

@@ -177,7 +177,8 @@ def train(options: Training) -> int:
                 )
                 return INTERRUPTED
             raise
-    write_stdout(_summary(trained, config))
+    if not options.quiet:
+        write_stdout(_summary(trained, config))
     return 0
 
 
@@ -208,6 +209,10 @@ def _gate(options: Training, before: Any) -> Any:
         "position": options.gate,
         **{n: getattr(options, n) for n in ("granularity", "source", "activation", "mode")},
     }
+    position = options.gate if before is None or "gate" in options.given else before.position
+    idle = [f"--{name}" for name in values if name in options.given]
+    if position == "none" and idle:
+        raise InputError(f"{', '.join(idle)} means nothing without a gate: give --gate G1, too")
     if before is None:
         return GateConfig(**values)
     given = {"position" if name == "gate" else name for name in options.given}

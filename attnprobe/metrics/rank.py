@@ -123,7 +123,8 @@ class Rank(Metric):
         site = self._sites.setdefault(call.site, _Site(call.heads, width))
         if call.projection is None or call.consumed is None:
             site.reason = call.reasons.get("projection", "W_O is not known")
-            return
+        if site.reason or call.projection is None or call.consumed is None:
+            return  # ranks of some of the tokens would pass for those of all
         site.projection = call.projection
         before = self.options.pre_gate
         given = call.output.transpose(1, 2) if before else call.consumed  # (B, T, H, d_v)
@@ -140,19 +141,23 @@ class Rank(Metric):
 
     def merge(self, other: Rank) -> None:
         for key, theirs in other._sites.items():
-            self._sites.setdefault(key, replace(theirs, rows=Scatter())).rows.merge(theirs.rows)
+            ours = self._sites.setdefault(key, replace(theirs, rows=Scatter()))
+            ours.reason = ours.reason or theirs.reason
+            ours.rows.merge(theirs.rows)
 
     def tables(self) -> Tables:
         tables = Tables()
         for key, site in self._sites.items():
-            if site.rows.count == 0:
+            if site.reason or site.rows.count == 0:
                 tables.missing("rank", site.reason or "no valid token", key)
                 tables.add("heads", [_empty(key, h) for h in range(site.heads)])
                 tables.add("layers", [_empty(key)])
             elif site.gated_output:
                 tables.missing("rank of heads", AFTER_OUTPUT, key)
                 tables.add("heads", [_empty(key, h) for h in range(site.heads)])
-        measured = [(key, site) for key, site in self._sites.items() if site.rows.count]
+        measured = [
+            (key, site) for key, site in self._sites.items() if not site.reason and site.rows.count
+        ]
         for part in _in_parallel(_site_tables, measured):
             for name, rows in part.rows.items():
                 tables.add(name, rows)

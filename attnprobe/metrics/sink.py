@@ -84,6 +84,8 @@ class Sink(Metric):
     def _drain(self, site: _Site, call: AttentionCall) -> None:
         if call.projection is None:
             site.drain_reason = call.reasons.get("projection", "W_O is not known")
+            nothing = torch.full((len(call.keys), call.heads), torch.nan)
+            site.means.put("value_drain", nothing)  # a row a document, as for every other figure
             return
         norms = value_norms(call)  # (B, H, Tk)
         site.means.put("value_drain", drain(norms, call.keys))

@@ -103,6 +103,9 @@ def load_checkpoint(
         config = ModelConfig.from_dict(content["config"])
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from None
+    for part in ("inputs", "train"):
+        if not isinstance(content.get(part) or {}, dict):
+            raise CheckpointError(f"{path}: its {part} must be a mapping")
     model = _assemble(path, config, content.get("state_dict"))
     return Checkpoint(
         path=path,
@@ -118,7 +121,8 @@ def _only_file(path: Path) -> Path:
     if path.is_file():
         return path
     if not path.is_dir():
-        raise CheckpointError(f"{path} does not exist; check the path")
+        what = "is no regular file" if path.exists() else "does not exist"
+        raise CheckpointError(f"{path} {what}; check the path")
     found = sorted(p for p in path.iterdir() if p.suffix in (".pt", ".safetensors"))
     if not found:
         raise CheckpointError(f"{path} is a folder without a model; name a .pt or .safetensors")
@@ -205,8 +209,16 @@ def _assemble(path: Path, config: ModelConfig, state: object) -> Decoder | Encod
     if not isinstance(state, dict):
         raise CheckpointError(f"{path} holds no state dict")
     weights = {_bare(str(name)): value for name, value in state.items()}
-    with torch.device("meta"):
-        model = build(config)
+    if config.n_layers > len(weights):
+        raise CheckpointError(
+            f"{path} does not fit its model config: {config.n_layers} layers, "
+            f"{len(weights)} tensors"
+        )
+    try:
+        with torch.device("meta"):
+            model = build(config)
+    except (RuntimeError, OverflowError, TypeError):  # a width that no tensor can have
+        raise CheckpointError(f"{path}: no model can be as large as its config says") from None
     _check(path, model.state_dict(), weights)
     dtypes = {tensor.dtype for tensor in weights.values()}
     model.load_state_dict(weights, assign=True)

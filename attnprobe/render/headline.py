@@ -155,7 +155,7 @@ def _sink(result: Result, own: Sequence[Part]) -> str | None:
         return f"{text}; too short to tell which heads sink (highest: {most})"
     count = sum(head.value > epsilon(result) for head in heads)
     if not count:
-        return f"{text}: no head sinks on the first token (highest: {most})"
+        return f"{text}: no head sinks on the first token on average (highest: {most})"
     verb = "sinks" if count == 1 else "sink"
     return (
         f"{text}: {count} of {plural(len(heads), 'head')} {verb} on the first token (worst: {most})"

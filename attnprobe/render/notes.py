@@ -23,6 +23,7 @@ def not_measured(result: Result, view: str) -> list[str]:
     foreign = {m for topic, names in _TOPICS.items() if topic != view for m in names}
     if view == "scan":
         foreign = set()
+    foreign.add("max_logit")  # it is there when asked for, and was not
     several = len(part_keys([result])) > 1
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in records(result.not_measured):

@@ -26,6 +26,8 @@ def significant(value: float | None, digits: int = 3) -> str:
         return MISSING
     if value == 0 or not math.isfinite(value):
         return "0" if value == 0 else str(value)
+    if 0.9 < abs(value) < 1 and abs(round(value, digits)) == 1:  # a share is not rounded to all
+        return f"{value:.{min(7, math.ceil(-math.log10(1 - abs(value))))}f}"
     rounded = float(f"{value:.{digits - 1}e}")
     exponent = math.floor(math.log10(abs(rounded)))
     if not -5 <= exponent < 9:

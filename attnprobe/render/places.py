@@ -20,6 +20,10 @@ from attnprobe.result import Result
 BY_LAYER = 10  # up to so many rows are listed layer by layer, more are put together by position
 SHOWN = 8
 TOKEN_CELLS = 18
+MEANING = "heads, documents: in how many it sinks; mean, most: its attention there"
+MERGED = (
+    "; “3: e t a”: three tokens at that position, the commonest first, in at least so many heads"
+)
 
 
 def sinks(page: Page) -> Iterator[RenderableType]:
@@ -48,6 +52,12 @@ def sinks(page: Page) -> Iterator[RenderableType]:
         f"Sinks: keys that get more than {above:g} of the attention of the queries that see them"
     )
     yield from _listed(title, columns, hidden, "sinks", page.width)
+    yield Paragraph(Text(f"{MEANING}{MERGED if _merged(rows) else ''}", "dim"))
+
+
+def _merged(rows: Sequence[Row]) -> bool:
+    """Whether any line stands for more than one token."""
+    return any(row["heads"].startswith("≥") for row in rows)
 
 
 def massive(page: Page) -> Iterator[RenderableType]:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attnprobe import NothingMeasuredError, scan
+from attnprobe import InputError, NothingMeasuredError, scan
 from attnprobe.capture import AttentionCall, Documents, Recorder
 from attnprobe.capture.projection import compare_gate
 from attnprobe.forward import ForwardInputs
@@ -901,3 +901,60 @@ def test_padding_may_give_zero() -> None:
     assert found is not None
     assert found.granularity == "head"
     torch.testing.assert_close(found.values[real], gate[real])
+
+
+def test_a_compiled_model_is_measured_as_it_was_written() -> None:
+    model, tokens = Gpt(), text()
+    plain = scan(model, tokens)
+    compiled = scan(torch.compile(model), tokens)
+    assert compiled.layers.site.tolist() == plain.layers.site.tolist()
+    assert compiled.layers.f_attr.tolist() == plain.layers.f_attr.tolist()
+    assert compiled.architecture["class"] == "Gpt"
+
+
+def test_two_maps_that_read_the_output_leave_w_o_unknown() -> None:
+    """A probe's linear map before W_O must not be taken for it."""
+
+    class Both(nn.Module):
+        def __init__(self, out: nn.Linear) -> None:
+            super().__init__()
+            self.aux, self.out = nn.Linear(WIDTH, 3), out
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.aux(x)
+            return self.out(x)
+
+    model = Gpt()
+    model.blocks[0].attn.out = Both(model.blocks[0].attn.out)
+    result = scan(model, text(), metrics=["rank", "sink"])
+    first, second = result.layers.erank
+    assert math.isnan(first)
+    assert second > 1
+    told = result.not_measured.set_index("site").reason["blocks.0.attn"]
+    assert told.str.contains("which is W_O cannot be told").any()
+    assert result.samples.value_drain.isna().sum() == result.samples.value_drain.notna().sum()
+
+
+def test_probabilities_are_no_logits() -> None:
+    class Certain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Gpt()
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.inner(tokens).softmax(-1)
+
+    result = scan(Certain(), text())
+    assert result.figure("ppl") is None
+    assert "ppl" in set(result.not_measured.metric)
+
+
+def test_no_layers_at_all_is_refused() -> None:
+    with pytest.raises(InputError, match="layers is empty"):
+        scan(Gpt(), text(), layers=[])
+
+
+def test_a_result_is_one_line() -> None:
+    shown = repr(scan(Gpt(), text(), metrics=["sink"]))
+    assert shown.startswith("<Result Gpt: 2 layers, 8 heads")
+    assert "\n" not in shown

@@ -104,3 +104,11 @@ def test_interrupted_before_the_first_step(
     ran = run("train", out, *TINY, *resume)
     assert ran.code == 130
     assert ran.error_lines == ["attnprobe: interrupted: stopped before it was done"]
+
+
+def test_gate_options_without_a_gate_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", str(tmp_path / "a.pt"), "--granularity", "head", "--steps", "2"]) == 2
+    assert "give --gate G1" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -243,3 +243,27 @@ def test_a_config_beyond_any_memory_is_refused_at_once(saved):
     huge = {**CONFIG.to_dict(), "d_model": 2**24, "head_dim": 2**22, "d_ff": 2**26}
     with pytest.raises(CheckpointError, match="the config makes it"):
         load_checkpoint(saved, huge)
+
+
+@pytest.mark.parametrize("part", ["inputs", "train"])
+def test_parts_that_are_no_mapping(saved: Path, part: str) -> None:
+    content = torch.load(saved, weights_only=True)
+    content[part] = [1]
+    torch.save(content, saved)
+    with pytest.raises(CheckpointError, match=f"its {part} must be a mapping"):
+        load_checkpoint(saved)
+
+
+@pytest.mark.parametrize(("name", "value"), [("n_layers", 10**9), ("vocab_size", 10**30)])
+def test_a_config_without_bounds_takes_no_memory(saved: Path, name: str, value: int) -> None:
+    content = torch.load(saved, weights_only=True)
+    content["config"][name] = value
+    torch.save(content, saved)
+    with pytest.raises(CheckpointError, match=r"layers, \d+ tensors|as large as its config"):
+        load_checkpoint(saved)
+
+
+def test_a_pipe_is_no_checkpoint(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.pt")
+    with pytest.raises(CheckpointError, match="no regular file"):
+        load_checkpoint(tmp_path / "pipe.pt")

@@ -23,8 +23,8 @@ ungated · 2 layers × 4 heads · no gate · 1.23 M parameters
   F-Attr 0.46, 6.2× the floor of 0.074: 7 of 8 heads sink on the first token
   (worst: layer 0 head 2, 0.80)
 gated · 2 layers × 4 heads · element gate at G1 · 1.23 M parameters
-  F-Attr 0.035, below the floor of 0.074: no head sinks on the first token
-  (highest: layer 0 head 2, 0.060)
+  F-Attr 0.035, below the floor of 0.074: no head sinks on the first token on
+  average (highest: layer 0 head 2, 0.060)
 
       │ ungated                          │ gated
 layer │ F-Attr  floor  heads  worst head │ F-Attr  floor  heads  worst head
@@ -39,6 +39,7 @@ checkpoint │ layer  position  token  heads  documents  mean  most
 ───────────┼─────────────────────────────────────────────────────
 ungated    │ 0             0  <s>        4   60 of 64  0.60  0.90
            │ 1             0  <s>        4   60 of 64  0.60  0.90
+heads, documents: in how many it sinks; mean, most: its attention there
 
 F-Attr: mean share of attention on the first token; floor: what length and mask
 alone would give it; heads: F-Attr, one block a head, ▁ 0 to █ 1
