@@ -106,9 +106,13 @@ def test_interrupted_before_the_first_step(
     assert ran.error_lines == ["attnprobe: interrupted: stopped before it was done"]
 
 
-def test_gate_options_without_a_gate_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["train", str(tmp_path / "a.pt"), "--granularity", "head", "--steps", "2"]) == 2
-    assert "give --gate G1" in capsys.readouterr().err
+def test_gate_options_without_a_gate_are_refused(tmp_path: Path, run: Run) -> None:
+    ran = run("train", tmp_path / "a.pt", *TINY, "--granularity", "head")
+    assert (ran.code, ran.out) == (2, "")
+    assert "give --gate G1" in ran.err
     assert not list(tmp_path.iterdir())
+
+
+def test_quiet_says_nothing(tmp_path: Path, run: Run) -> None:
+    ran = run("train", tmp_path / "a.pt", *TINY, "--quiet")
+    assert (ran.code, ran.out, ran.err) == (0, "", "")
