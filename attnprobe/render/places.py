@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rich.cells import cell_len, set_cell_size
@@ -28,17 +28,11 @@ MERGED = (
 
 def sinks(page: Page) -> Iterator[RenderableType]:
     """A table of the keys that heads sink on, with their tokens."""
-    rows, hidden = [], 0
-    for name, result in page.named:
-        lines = _sink_lines(result)
-        rows += [{"checkpoint": name, **line} for line in lines[:SHOWN]]
-        hidden += len(lines[SHOWN:])
+    rows, hidden = _shown(page, _sink_lines)
     if not rows:
         return
-    several = any(len(part_keys([r])) > 1 for r in page.results)
     columns = [
-        *([Column("checkpoint", _once(rows), left=True)] if len(page.results) > 1 else []),
-        *([Column("attention", [r["part"] for r in rows], left=True)] if several else []),
+        *_origin(page, rows, "attention"),
         Column("layer", [r["layers"] for r in rows], left=True),
         Column("position", [r["position"] for r in rows]),
         Column("token", [r["token"] for r in rows], left=True),
@@ -62,17 +56,11 @@ def _merged(rows: Sequence[Row]) -> bool:
 
 def massive(page: Page) -> Iterator[RenderableType]:
     """The huge numbers of the residual stream, put together by place and dimension."""
-    rows, hidden = [], 0
-    for name, result in page.named:
-        lines = _massive_lines(result)
-        rows += [{"checkpoint": name, **line} for line in lines[:SHOWN]]
-        hidden += len(lines[SHOWN:])
+    rows, hidden = _shown(page, _massive_lines)
     if not rows:
         return
-    several = any(len(part_keys([r])) > 1 for r in page.results)
     columns = [
-        *([Column("checkpoint", _once(rows), left=True)] if len(page.results) > 1 else []),
-        *([Column("stack", [r["stack"] for r in rows], 3, left=True)] if several else []),
+        *_origin(page, rows, "stack"),
         Column("layer", [r["layers"] for r in rows], left=True),
         Column("position", [r["position"] for r in rows]),
         Column("token", [r["token"] for r in rows], left=True),
@@ -82,6 +70,25 @@ def massive(page: Page) -> Iterator[RenderableType]:
         Column("× median", [r["ratio"] for r in rows], 1),
     ]
     yield from _listed("Massive activations", columns, hidden, "massive", page.width)
+
+
+def _shown(page: Page, lines_of: Callable[[Result], list[Row]]) -> tuple[list[Row], int]:
+    """The first lines of every checkpoint, and how many there are besides."""
+    rows, hidden = [], 0
+    for name, result in page.named:
+        lines = lines_of(result)
+        rows += [{"checkpoint": name, **line} for line in lines[:SHOWN]]
+        hidden += len(lines[SHOWN:])
+    return rows, hidden
+
+
+def _origin(page: Page, rows: Sequence[Row], where: str) -> list[Column]:
+    """Columns that say whose a row is, as far as there are several checkpoints or stacks."""
+    several = any(len(part_keys([r])) > 1 for r in page.results)
+    return [
+        *([Column("checkpoint", _once(rows), left=True)] if len(page.results) > 1 else []),
+        *([Column(where, [r[where] for r in rows], left=True)] if several else []),
+    ]
 
 
 def _listed(
@@ -127,7 +134,7 @@ def _sink_line(rows: Sequence[Row]) -> Row:
     mean = sum(w * r["alpha"] for w, r in zip(weights, rows, strict=True)) / sum(weights)
     first = rows[0]
     return {
-        "part": f"{first['stack']} {first['kind']}",
+        "attention": f"{first['stack']} {first['kind']}",
         "layers": ranges(layers),
         "position": str(int(first["position"])),
         "token": tokens,
