@@ -21,3 +21,9 @@ class NothingMeasuredError(AttnprobeError):
     """The model ran, but no figure that was asked for could be taken."""
 
     exit_code = 3
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, on the CPU (where torch says so in words alone) or on a GPU."""
+    named = type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError)
+    return named or "can't allocate memory" in str(error)

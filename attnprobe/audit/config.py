@@ -101,7 +101,7 @@ class Input(_Table):
     random_tokens: bool | None = Field(default=None, description="tokens drawn at random")
     length: int | None = Field(default=None, ge=1, description="tokens a sample")
     samples: int | None = Field(default=None, ge=1, description="how many samples")
-    seed: int | None = Field(default=None, ge=0, description="of whatever is drawn")
+    seed: int | None = Field(default=None, ge=0, lt=2**63, description="of whatever is drawn")
     bos: bool | None = Field(default=None, description="start samples with the start token")
     epsilon: Number | None = Field(
         default=None, gt=0, lt=1, description="mass above which a key is a sink"

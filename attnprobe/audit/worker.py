@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnprobe.audit.cache import Cache, encode, encode_failure
-from attnprobe.errors import AttnprobeError
+from attnprobe.errors import AttnprobeError, is_out_of_memory
 
 if TYPE_CHECKING:
     from attnprobe.inputs import InputOptions, Source
@@ -137,7 +137,7 @@ def _is_lasting(error: AttnprobeError) -> bool:
 
 
 def _unforeseen(error: Exception) -> str:
-    if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError):
+    if is_out_of_memory(error):
         return "out of memory: try a smaller --batch-size, a shorter --length or fewer --jobs"
     text = " ".join(str(error).split())
     return (

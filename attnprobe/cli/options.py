@@ -32,6 +32,7 @@ Table = Literal[
 ]
 
 WHAT, INPUT, HOW, OUTPUT = "What to measure", "Input", "How to run", "Output"
+SEEDS = 2**63 - 1  # the largest that torch takes
 T = TypeVar("T")
 
 
@@ -150,7 +151,8 @@ class Measuring(Common):
         ),
     ] = None
     seed: Annotated[
-        int, _option("--seed", panel=INPUT, metavar="N", min=0, help="Of whatever is drawn.")
+        int,
+        _option("--seed", panel=INPUT, metavar="N", min=0, max=SEEDS, help="Of whatever is drawn."),
     ] = 0
     bos: Annotated[
         bool | None,

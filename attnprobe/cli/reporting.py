@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from attnprobe.errors import AttnprobeError
+from attnprobe.errors import AttnprobeError, is_out_of_memory
 
 INTERRUPTED, FAILED, NOTHING_MEASURED = 130, 2, 3
 _GRAVEST_FIRST = (INTERRUPTED, FAILED, 1, NOTHING_MEASURED)
@@ -34,7 +34,7 @@ def fault(error: BaseException) -> str:
     """An error as one line; one that no code of ours foresaw says where to look."""
     if isinstance(error, AttnprobeError):
         return str(error)
-    if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError):
+    if is_out_of_memory(error):
         return "out of memory: try a smaller --batch-size, a shorter --length or --device cpu"
     text = " ".join(str(error).split())
     return f"{type(error).__name__}{': ' if text else ''}{text} (--verbose shows the traceback)"

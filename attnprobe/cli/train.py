@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attnprobe.cli import space
-from attnprobe.cli.options import Common, collected
+from attnprobe.cli.options import SEEDS, Common, collected
 from attnprobe.cli.output import check_writable, write_stdout
 from attnprobe.cli.reporting import INTERRUPTED, say
 from attnprobe.errors import InputError
@@ -121,7 +121,10 @@ class Training(Common):
     clip: Annotated[
         float, _option("--clip", RUN, "Largest norm of a step's gradient.", metavar="NORM")
     ] = 1.0
-    seed: Annotated[int, _number("--seed", RUN, "The same seed gives the same run.", 0)] = 0
+    seed: Annotated[
+        int,
+        _option("--seed", RUN, "The same seed gives the same run.", metavar="N", min=0, max=SEEDS),
+    ] = 0
     save_every: Annotated[
         int, _number("--save-every", RUN, "Steps between checkpoints; 0: only the last.", 0)
     ] = 250

@@ -393,3 +393,17 @@ def test_a_checkpoint_of_the_wrong_vocabulary_is_no_index_error(
     assert ran.code == 2
     assert "outside the vocabulary" in ran.err
     assert load_checkpoint(tmp_path / "small.pt").config.vocab_size == 100
+
+
+@pytest.mark.parametrize("option", ["--length", "--samples"])
+def test_more_than_memory_holds(checkpoints: Folder, run: Callable[..., Ran], option: str) -> None:
+    ran = run("sink", checkpoints / "gated.pt", "--random-tokens", option, 10**13)
+    assert (ran.code, ran.out) == (2, "")
+    assert "out of memory" in ran.err
+    assert len(ran.error_lines) == 1
+
+
+def test_a_seed_that_torch_cannot_take(checkpoints: Folder, run: Callable[..., Ran]) -> None:
+    ran = run("sink", checkpoints / "gated.pt", "--seed", 2**63)
+    assert (ran.code, ran.out) == (2, "")
+    assert "--seed" in ran.err
