@@ -38,6 +38,18 @@ def same_as(consumed: Tensor, output: Tensor) -> bool:
     return torch.equal(consumed, output.transpose(1, 2))
 
 
+def reordered(consumed: Tensor, output: Tensor) -> bool:
+    """Whether W_O was given the output's numbers in another order: heads merged interleaved, say.
+
+    Args:
+        consumed: (B, T, H, d) what W_O was given, taken as heads side by side.
+        output: (B, H, T, d) what the attention call gave.
+    """
+    mine, theirs = consumed[-1, -1].flatten(), output[-1, :, -1].flatten()  # of one token
+    same = torch.equal(mine.sort().values, theirs.sort().values)
+    return same and not torch.equal(mine, theirs)
+
+
 def read_gate(module: GateModule, values: Tensor) -> Gate:
     """The exact reading of this project's own gate module."""
     config = module.config

@@ -18,7 +18,13 @@ from torch.nn import functional as F
 from attnprobe.capture.call import AttentionCall, Gate, Projection, Site
 from attnprobe.capture.documents import Documents
 from attnprobe.capture.masks import Mask, as_rule
-from attnprobe.capture.projection import as_heads, compare_gate, read_gate, same_as
+from attnprobe.capture.projection import (
+    as_heads,
+    compare_gate,
+    read_gate,
+    reordered,
+    same_as,
+)
 from attnprobe.capture.sdpa import RawCall, SdpaTap
 from attnprobe.capture.sites import Sites
 from attnprobe.capture.trace import Frame, ModuleTrace, within
@@ -27,6 +33,7 @@ from attnprobe.models.gate import Gate as GateModule
 UNTOLD = "its rows are not those of the tokens, whose padding and documents cannot be told in it"
 NO_CONSUMER = "no linear map was found that reads the attention output"
 TWO_CONSUMERS = "several linear maps read the attention output: which is W_O cannot be told"
+REORDERED = "the module merges its heads in an order of its own, which no head's part is read from"
 CHANGED = "a tensor was changed in place after the attention call"
 
 
@@ -262,6 +269,9 @@ class Recorder:
             gate = found if isinstance(found, Gate) else None
             if isinstance(found, str):
                 reasons["gate"] = found
+                if reordered(pending.consumed, raw.output):
+                    projection = pending.consumed = None
+                    reasons["projection"] = reasons["gate"] = REORDERED
         mask = self._rule(raw.mask, keys) if queries is keys else raw.mask
         return AttentionCall(
             site=pending.site,

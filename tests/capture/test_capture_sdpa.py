@@ -958,3 +958,25 @@ def test_a_result_is_one_line() -> None:
     shown = repr(scan(Gpt(), text(), metrics=["sink"]))
     assert shown.startswith("<Result Gpt: 2 layers, 8 heads")
     assert "\n" not in shown
+
+
+def test_heads_merged_interleaved_give_no_ranks_of_heads() -> None:
+    class Interleaved(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+            self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            x = self.embedding(tokens)
+            q, k, v = (
+                y.unflatten(-1, (HEADS, -1)).transpose(1, 2) for y in self.qkv(x).chunk(3, -1)
+            )
+            o = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # (B, H, T, d)
+            return self.out(o.permute(0, 2, 3, 1).flatten(2))
+
+    result = scan(Interleaved(), text(), metrics=["sink", "rank"])
+    assert result.heads.f_attr.notna().all()
+    assert result.heads.erank.isna().all()
+    assert result.heads.value_drain.isna().all()
+    assert result.not_measured.reason.str.contains("order of its own").any()
