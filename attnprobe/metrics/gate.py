@@ -94,13 +94,13 @@ class Gates(Metric):
         by_head = values.permute(2, 0, 1, 3)  # (h, B, T, d)
         where = documents.valid[None, :, :, None].expand_as(by_head)
         site.histogram.add(by_head.flatten(1), where.flatten(1))
-        closed = values.abs().amax(-1)  # (B, T, h)
+        largest = values.abs().amax(-1)  # (B, T, h)
         for name, threshold in THRESHOLDS.items():
             site.means.add(
-                f"skippable_{name}", (closed < threshold).transpose(1, 2), valid, documents
+                f"skippable_{name}", (largest < threshold).transpose(1, 2), valid, documents
             )
         if _priced(gate) and call.projection is not None:
-            energy = _energy(call, closed)
+            energy = _energy(call, largest)
             site.energy = energy if site.energy is None else site.energy + energy
 
     @staticmethod
@@ -184,18 +184,18 @@ def _priced(gate: Gate) -> bool:
     return gate.position == "G1" and gate.mode == "multiplicative"
 
 
-def _energy(call: AttentionCall, closed: Tensor) -> Tensor:
+def _energy(call: AttentionCall, largest: Tensor) -> Tensor:
     """(4, H + 1) squared norms, of each head's M_h and last of the layer's M: all of it, then what
     each threshold skips.
 
     Args:
-        closed: (B, T, h) the size of the largest gate value of a head.
+        largest: (B, T, h) the size of the largest gate value of a head.
     """
     assert call.projection is not None
     assert call.consumed is not None
     valid = call.queries.valid
     rows = call.consumed[valid].float()  # (N, H, d_v)
-    size = closed[valid].expand(-1, rows.shape[1])  # (N, H)
+    size = largest[valid].expand(-1, rows.shape[1])  # (N, H)
     factors = call.projection.factors.to(rows)
     squares = torch.stack(
         [(rows[:, h] @ factors[h].mT).square().sum(-1) for h in range(rows.shape[1])], -1
