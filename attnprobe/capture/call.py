@@ -88,7 +88,9 @@ class AttentionCall:
         sinks: learned sink logits broadcastable to (B, H, Tq).
         queries, keys: the documents of both sides; one object in self-attention.
         consumed: (B, Tq, H, d_v), what W_O was given, so after a gate at G1; None if not found.
-        reasons: why projection or gate are None, by metric name.
+        is_matrix: the model wrote its n × n matrix out; query and key are of width 0 and the
+            mask's dense part holds the logits.
+        reasons: why projection or gate are None, by metric name; "all" where nothing can be told.
     """
 
     site: Site
@@ -105,6 +107,7 @@ class AttentionCall:
     projection: Projection | None = None
     consumed: Tensor | None = None
     gate: Gate | None = None
+    is_matrix: bool = False
     reasons: dict[str, str] = field(default_factory=dict)
 
     @property

@@ -25,7 +25,8 @@ from attnprobe.capture.projection import (
     reordered,
     same_as,
 )
-from attnprobe.capture.sdpa import RawCall, SdpaTap
+from attnprobe.capture.raw import RawCall
+from attnprobe.capture.sdpa import SdpaTap
 from attnprobe.capture.sites import Sites
 from attnprobe.capture.trace import Frame, ModuleTrace, within
 from attnprobe.models.gate import Gate as GateModule
@@ -281,7 +282,9 @@ class Recorder:
             output=raw.output,
             scale=raw.scale,
             mask=mask,
+            softcap=raw.softcap,
             sinks=raw.sinks,
+            is_matrix=raw.is_matrix,
             queries=queries,
             keys=keys,
             projection=projection,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,22 +17,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from attnprobe.capture.masks import Mask
-
-
-@dataclass(frozen=True, eq=False)
-class RawCall:
-    """An attention call as its function was given it; shapes as in AttentionCall."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    output: Tensor
-    scale: float
-    mask: Mask
-    sinks: Tensor | None = None
-    weight: Tensor | None = None  # W_O where the call holds it
-    learned_keys: int = 0  # how many of the last keys are parameters, not tokens
-    problem: str | None = None  # why its figures could not be trusted
+from attnprobe.capture.raw import RawCall
 
 
 class SdpaTap(TorchFunctionMode):
