@@ -114,7 +114,7 @@ def prepare(subject: Subject, source: Source, options: InputOptions) -> Inputs:
     tokens, mask = _padded(drawn.rows)
     kwargs: dict[str, Any] = {}
     sentence = drawn.source
-    if subject.config.architecture == "encoder-decoder":
+    if subject.is_encoder_decoder:
         kwargs = {"decoder_tokens": tokens}
         kwargs |= {} if mask is None else {"decoder_attention_mask": mask}
         sentence += "; encoder and decoder read the same tokens"
@@ -327,7 +327,7 @@ class _Random:
         generator = torch.Generator().manual_seed(options.seed)
         vocabulary = subject.vocabulary
         bos = None if vocabulary is None else vocabulary.bos
-        others = subject.config.vocab_size - (bos is not None)
+        others = _vocab_size(subject) - (bos is not None)
         tokens = torch.randint(others, (samples, length), generator=generator)
         if bos is not None:
             tokens += tokens >= bos  # every id but that of the start token
@@ -369,7 +369,7 @@ class _Default:
 
 def default_length(subject: Subject) -> int:
     """Tokens a sample where none are asked for: as trained, within reason."""
-    return min(subject.config.max_length, LONGEST_DEFAULT)
+    return min(subject.limits.usual_length, LONGEST_DEFAULT)
 
 
 def default_samples(rows: Sequence[Tensor]) -> int:
@@ -426,8 +426,14 @@ def _chosen(rows: Sequence[Tensor], options: InputOptions, default: int | None) 
     return [rows[n * len(rows) // wanted] for n in range(wanted)]
 
 
+def _vocab_size(subject: Subject) -> int:
+    if subject.limits.vocab_size is None:
+        raise InputError(f"{subject.name} reads no tokens, but {subject.reads}")
+    return subject.limits.vocab_size
+
+
 def _check(rows: Sequence[Tensor], subject: Subject) -> None:
-    size = subject.config.vocab_size
+    size = _vocab_size(subject)
     for number, row in enumerate(rows, start=1):
         outside = row[(row < 0) | (row >= size)]
         if len(outside):
@@ -435,8 +441,8 @@ def _check(rows: Sequence[Tensor], subject: Subject) -> None:
                 f"token id {int(outside[0])} in sample {number} is outside the vocabulary of "
                 f"{subject.name}, which has ids 0 to {size - 1}"
             )
-    longest, room = max(len(row) for row in rows), subject.config.max_length
-    if subject.config.positions == "learned" and longest > room:
+    longest, room = max(len(row) for row in rows), subject.limits.max_length
+    if room is not None and longest > room:
         raise InputError(
             f"a sample has {longest} tokens, {subject.name} has learned {room} positions: "
             f"use --length {room} or less"

@@ -41,6 +41,30 @@ class Address:
 
 
 @dataclass(frozen=True)
+class Limits:
+    """What a model can be shown.
+
+    Attributes:
+        vocab_size: token ids that it takes, None if it reads no tokens.
+        max_length: tokens that a sample may have at most, None where nothing but memory bounds it.
+        usual_length: tokens that its samples had in training, as far as that is known.
+        n_heads: query heads of a layer, None where that is unknown or differs.
+    """
+
+    vocab_size: int | None
+    max_length: int | None
+    usual_length: int
+    n_heads: int | None
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> Limits:
+        """Those of one of the project's own models."""
+        is_bound = config.positions == "learned"
+        most = config.max_length if is_bound else None
+        return cls(config.vocab_size, most, config.max_length, config.n_heads)
+
+
+@dataclass(frozen=True)
 class Subject:
     """A model ready to be measured.
 
@@ -48,17 +72,25 @@ class Subject:
         name: short, distinct from that of the others in the run.
         about: for `Result.checkpoint`: name, path, sha256 of the file, train step, loss and so on.
         model: in eval mode.
-        config: the model's shape.
+        limits: what it can be shown.
         vocabulary: its tokenizer or task; None where the file holds none.
         train: what was written down when it was trained.
+        reads: "tokens", "image" or "audio": what its first input is.
+        is_encoder_decoder: whether it takes a second sequence.
+        folder: where tokenizer files lie, None for the project's own models.
+        config: `ModelConfig`, or that of transformers.
     """
 
     name: str
     about: dict[str, Any]
     model: nn.Module
-    config: ModelConfig
+    limits: Limits
     vocabulary: Vocabulary | None
     train: Mapping[str, Any]
+    reads: str = "tokens"
+    is_encoder_decoder: bool = False
+    folder: Path | str | None = None
+    config: Any = None
 
 
 def packaged() -> list[Address]:
@@ -131,9 +163,11 @@ def load(
             "config": checkpoint.config.to_dict(),
         },
         model=checkpoint.model.to(device=place, dtype=weights_dtype),
-        config=checkpoint.config,
+        limits=Limits.of(checkpoint.config),
         vocabulary=vocabulary,
         train=checkpoint.train,
+        is_encoder_decoder=checkpoint.config.architecture == "encoder-decoder",
+        config=checkpoint.config,
     )
 
 

@@ -16,7 +16,7 @@ from torch import nn
 from attnprobe.errors import InputError
 from attnprobe.inputs import InputOptions, Inputs, prepare, read
 from attnprobe.models import ModelConfig
-from attnprobe.subject import Subject
+from attnprobe.subject import Limits, Subject
 from attnprobe.tasks import BackCopy, Bytes, Vocabulary
 
 BOS = Bytes.bos
@@ -27,7 +27,10 @@ def model(vocabulary: Vocabulary | None = None, **changes: Any) -> Subject:
     size = 257 if vocabulary is None else vocabulary.vocab_size
     shape: dict[str, Any] = {"vocab_size": size, "d_model": 8, "n_layers": 1, "n_heads": 1}
     config = ModelConfig(**{**shape, "max_length": 16, **changes})
-    return Subject("m", {}, nn.Identity(), config, vocabulary, {})
+    return Subject(
+        *("m", {}, nn.Identity(), Limits.of(config), vocabulary, {}),
+        is_encoder_decoder=config.architecture == "encoder-decoder",
+    )
 
 
 TEXT = model(Bytes())

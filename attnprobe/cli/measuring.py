@@ -102,7 +102,7 @@ def _measured(
         shown,
         metrics=view.metrics,
         layers=layers,
-        heads=_counted(heads, target.config.n_heads),
+        heads=_counted(heads, target.limits.n_heads),
         batch_size=options.batch_size,
         pre_gate=options.pre_gate,
         epsilon=options.epsilon,
@@ -130,10 +130,14 @@ def _input_options(options: Measuring) -> InputOptions:
     )
 
 
-def _counted(heads: Sequence[int] | None, there: int) -> list[int] | None:
+def _counted(heads: Sequence[int] | None, there: int | None) -> list[int] | None:
     """Heads by number, negative ones counted from the last."""
     if heads is None:
         return None
+    if there is None:  # the scan says which of them are in no layer
+        if min(heads) < 0:
+            raise InputError("--head counts from the last: this model's layers differ in heads")
+        return list(heads)
     absent = [head for head in heads if not -there <= head < there]
     if absent:
         raise InputError(
