@@ -25,11 +25,14 @@ class Mask:
         offset: the key that stands at query 0's own position; 0 aligns the upper left corners,
             Tk - Tq the lower right ones.
         window: how many keys back a query sees, its own included.
+        ahead: how many keys after its own a query sees; None is all of them.
         key_padding: (B, Tk) True at real keys.
         documents: (B, Tq) and (B, Tk) ids; a query sees keys of its own id only.
         dense: the mask that the model made itself, 4-D and broadcastable to (B, H, Tq, Tk); boolean
             (True is visible) or real-valued (added to the logits, very negative hides the key).
-        rule: any other visibility, from query and key positions (Tq', 1) and (1, Tk').
+        rule: any other visibility, of runs of queries and keys; boolean, broadcastable to
+            (B, H, Tq', Tk').
+        rule_heads: H where the rule may differ by head.
         device: where blocks of the mask are made.
     """
 
@@ -38,16 +41,18 @@ class Mask:
     causal: bool = False
     offset: int = 0
     window: int | None = None
+    ahead: int | None = None
     key_padding: Tensor | None = None
     documents: tuple[Tensor, Tensor] | None = None
     dense: Tensor | None = None
-    rule: Callable[[Tensor, Tensor], Tensor] | None = None
+    rule: Callable[[slice, slice], Tensor] | None = None
+    rule_heads: int = 1
     device: torch.device | str = "cpu"
 
     @property
     def heads(self) -> int:
         """H where heads may see different keys, else 1."""
-        return 1 if self.dense is None else self.dense.shape[1]
+        return max(self.rule_heads, 1 if self.dense is None else self.dense.shape[1])
 
     def span(self, rows: slice) -> slice:
         """The keys that any of these queries can see; all others need not be looked at."""
@@ -56,6 +61,8 @@ class Mask:
             high = min(high, rows.stop + self.offset)
         if self.window is not None:
             low = max(low, rows.start + self.offset - self.window + 1)
+        if self.ahead is not None:
+            high = min(high, rows.stop + self.offset + self.ahead)
         return slice(min(low, self.n_keys), max(min(low, self.n_keys), high))
 
     def visible(self, rows: slice, keys: slice, batch: slice, heads: slice) -> Tensor | None:
@@ -67,6 +74,7 @@ class Mask:
                 self._by_padding(keys, batch),
                 self._by_document(rows, keys, batch),
                 self._by_dense(rows, keys, batch, heads),
+                self._by_rule(rows, keys, batch, heads),
             )
             if part is not None
         ]
@@ -120,7 +128,7 @@ class Mask:
             yield slice(start, min(start + step, self.n_queries))
 
     def _by_position(self, rows: slice, keys: slice) -> Tensor | None:
-        if not self.causal and self.window is None and self.rule is None:
+        if not self.causal and self.window is None and self.ahead is None:
             return None
         query = torch.arange(rows.start, rows.stop, device=self.device)[:, None]
         key = torch.arange(keys.start, keys.stop, device=self.device)[None, :]
@@ -130,9 +138,15 @@ class Mask:
             visible &= back >= 0
         if self.window is not None:
             visible &= back < self.window
-        if self.rule is not None:
-            visible &= self.rule(query, key)
+        if self.ahead is not None:
+            visible &= back >= -self.ahead
         return visible[None, None]
+
+    def _by_rule(self, rows: slice, keys: slice, batch: slice, heads: slice) -> Tensor | None:
+        if self.rule is None:
+            return None
+        every = slice(None)
+        return _cut(self.rule(rows, keys), (batch, heads, every, every))  # (b, h, Tq', Tk')
 
     def _by_padding(self, keys: slice, batch: slice) -> Tensor | None:
         if self.key_padding is None:

@@ -62,7 +62,7 @@ def _attention(
 def supports(call: AttentionCall) -> bool:
     """Whether the softmax of this call is plain enough, and on a device with the operator."""
     mask = call.mask
-    plain = (call.softcap, mask.dense, mask.rule, mask.window) == (None,) * 4
+    plain = (call.softcap, mask.dense, mask.rule, mask.window, mask.ahead) == (None,) * 5
     square = mask.n_queries == mask.n_keys and mask.offset == 0
     return (
         plain

@@ -23,6 +23,11 @@ def whole(mask: Mask, batch: int = 1) -> Tensor:
     return visible
 
 
+def even_sum(rows: slice, keys: slice) -> Tensor:
+    query, key = (torch.arange(part.start, part.stop) for part in (rows, keys))
+    return ((query[:, None] + key) % 2 == 0)[None, None]
+
+
 def random_mask(seed: int, n_queries: int, n_keys: int, parts: list[str]) -> Mask:
     torch.manual_seed(seed)
     ids = torch.randint(-1, 2, (2, max(n_queries, n_keys)))
@@ -32,14 +37,15 @@ def random_mask(seed: int, n_queries: int, n_keys: int, parts: list[str]) -> Mas
         causal="causal" in parts,
         offset=int(torch.randint(-3, 6, ())),
         window=3 if "window" in parts else None,
+        ahead=2 if "ahead" in parts else None,
         key_padding=torch.rand(2, n_keys) < 0.7 if "padding" in parts else None,
         documents=(ids[:, :n_queries], ids[:, :n_keys]) if "documents" in parts else None,
         dense=torch.rand(2, 3, n_queries, n_keys) < 0.5 if "dense" in parts else None,
-        rule=(lambda q, k: (q + k) % 2 == 0) if "rule" in parts else None,
+        rule=even_sum if "rule" in parts else None,
     )
 
 
-PARTS = ["causal", "window", "padding", "documents", "dense", "rule"]
+PARTS = ["causal", "window", "ahead", "padding", "documents", "dense", "rule"]
 
 
 @settings(max_examples=80, deadline=None)

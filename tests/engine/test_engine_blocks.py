@@ -155,8 +155,8 @@ def smallest_float(n: int) -> Case:
 
 def prefix(n: int) -> Case:
     i, j = grid(n, n)
-    rule = lambda query, key: (key <= query) | (key < 3)  # noqa: E731
-    return Case(Mask(n, n, rule=rule), (j <= i) | (j < 3))
+    visible = (j <= i) | (j < 3)
+    return Case(Mask(n, n, rule=lambda rows, keys: visible[None, None, rows, keys]), visible)
 
 
 def empty_rows(n: int) -> Case:
