@@ -6,6 +6,8 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from rich.cells import cell_len
+
 from attnprobe.result import Result
 
 _LETTERS = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
@@ -32,9 +34,8 @@ def printable(text: object) -> str:
 def _visible(character: str) -> str:
     if character in _LETTERS:
         return _LETTERS[character]
-    category = unicodedata.category(character)
-    wide = unicodedata.east_asian_width(character) in "WF"
-    if category[0] not in _HIDDEN and (not wide or category[0] == "L"):
+    category, cells = unicodedata.category(character)[0], cell_len(character)
+    if category not in _HIDDEN and (cells == 1 or (cells == 2 and category == "L")):
         return character
     code = ord(character)
     if code < 0x100:

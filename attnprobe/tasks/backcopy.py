@@ -30,6 +30,7 @@ class BackCopy:
     """
 
     bos = 0
+    prefix, suffix, special = (bos,), (), frozenset({bos})
 
     def __init__(self, characters: str, triggers: str, cumulative: Tensor) -> None:
         self.characters = characters

@@ -8,6 +8,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from attnprobe.errors import CheckpointError, InputError
+from attnprobe.tasks.spelling import bytes_text, spelled
 from attnprobe.tasks.vocabulary import BOS_TEXT
 
 
@@ -16,6 +17,7 @@ class Bytes:
 
     vocab_size = 257
     bos = 256
+    prefix, suffix, special = (bos,), (), frozenset({bos})
 
     def state(self) -> dict[str, Any]:
         """Only the kind: bytes need nothing else."""
@@ -26,16 +28,17 @@ class Bytes:
         return list(text.encode("utf-8"))
 
     def token(self, token_id: int) -> str:
-        """The character of an ASCII byte, `\\xe2` and the like for part of a longer one."""
+        """The character of an ASCII byte, `<0xE2>` and the like for part of a longer one."""
         if token_id == self.bos:
             return BOS_TEXT
-        return bytes([token_id]).decode("utf-8", errors="backslashreplace")
+        return bytes_text(bytes([token_id]))
 
 
 class BytePairs:
     """Byte-level byte-pair encoding (Sennrich et al. 2016), as GPT-2 has it."""
 
     bos = 0
+    prefix, suffix, special = (bos,), (), frozenset({bos})
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -80,5 +83,7 @@ class BytePairs:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def token(self, token_id: int) -> str:
-        """The token's text; bytes that are no whole character come as the replacement sign."""
-        return self.tokenizer.decode([token_id], skip_special_tokens=False)
+        """The token's text; bytes that are no whole character come as `<0xE2>`."""
+        if token_id == self.bos:
+            return BOS_TEXT
+        return spelled(self.tokenizer.id_to_token(token_id) or "", "bytes")

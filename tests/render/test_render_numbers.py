@@ -77,6 +77,8 @@ def test_whole_numbers_keep_no_decimals() -> None:
         ("\ud800", r"\ud800"),
         ("中", "中"),
         ("🙂", r"\U0001f642"),
+        ("\u1161", r"\u1161"),  # a vowel of Hangul, which joins the letter before it
+        ("\u200b\u200d", r"\u200b\u200d"),
         ("\\", r"\\"),
         ("\u00a0", r"\xa0"),
         ("", "(empty)"),

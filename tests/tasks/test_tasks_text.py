@@ -35,7 +35,9 @@ def test_byte_pairs_merge():
 
 
 def test_part_of_a_character_is_shown_as_its_byte():
-    assert Bytes().token(0xE2) == "\\xe2"
+    assert Bytes().token(0xE2) == "<0xE2>"
+    pairs = BytePairs.learn(TEXT, 257)
+    assert [pairs.token(i) for i in pairs.encode("é\n")] == ["<0xC3>", "<0xA9>", "\n"]
 
 
 def test_too_small_a_vocabulary():
