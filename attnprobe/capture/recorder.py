@@ -15,16 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from attnprobe.capture.around import Ran
 from attnprobe.capture.call import AttentionCall, Gate, Projection, Site
 from attnprobe.capture.documents import Documents
+from attnprobe.capture.gates import GateReader, fits, gate_behind
 from attnprobe.capture.masks import Mask, as_rule
-from attnprobe.capture.projection import (
-    as_heads,
-    compare_gate,
-    read_gate,
-    reordered,
-    same_as,
-)
+from attnprobe.capture.projection import as_heads, read_gate, reordered, same_as
 from attnprobe.capture.raw import RawCall
 from attnprobe.capture.sdpa import SdpaTap
 from attnprobe.capture.sites import Sites
@@ -50,6 +46,8 @@ class _Pending:
     was_folded: bool  # B·H rows with one head each, taken apart again
     consumed: Tensor | None = None
     weight: Tensor | None = None
+    around: list[Ran] = field(default_factory=list)
+    holders: tuple[nn.Module, ...] = ()  # its module and the one around
     gates: list[Gate] = field(default_factory=list)
     read_twice: bool = False
 
@@ -76,6 +74,7 @@ class Recorder:
         self._trace = ModuleTrace(model, self._on_exit)
         self._tap = SdpaTap(self._on_attention, self._on_linear)
         self._projections: dict[Site, Projection] = {}
+        self._gates = GateReader()
         self._start({})
 
     def _start(self, streams: dict[str, Documents]) -> None:
@@ -131,6 +130,11 @@ class Recorder:
             versions=_versions(raw),
             gates=self._early_gates.pop(frame.path, []),
         )
+        near = self._trace.running[-2:]
+        pending.holders = tuple(f.module for f in reversed(near))
+        pending.around = [
+            r for f in near for r in f.ran if fits(r, unfolded.query, unfolded.output)
+        ]
         if raw.weight is not None:
             pending.weight = raw.weight
             pending.consumed = pending.raw.output.transpose(1, 2)
@@ -205,10 +209,22 @@ class Recorder:
                 continue
             if within(running, pending.frame.path) or same_as(consumed, pending.raw.output):
                 pending.consumed, pending.weight = consumed, weight
+                for frame in self._trace.running:
+                    if frame is not pending.frame and within(frame.path, pending.frame.path):
+                        self._note(pending, frame, None)
 
     def _on_exit(self, frame: Frame, output: Any) -> None:
         if isinstance(frame.module, GateModule) and isinstance(output, Tensor):
             self._on_gate(frame, read_gate(frame.module, output))
+        for pending in self._pending:
+            inside = frame is not pending.frame and within(frame.path, pending.scope)
+            if inside and pending.consumed is None:
+                self._note(pending, frame, output)
+        if self._trace.running:
+            parent = self._trace.running[-1]
+            early = Ran.of(frame.path, frame.module, (), output, late=False)
+            if early.may_be_gate_of(parent.module):
+                parent.ran.append(early)
         self._flush(
             lambda pending: (
                 (pending.frame is frame and pending.consumed is not None)
@@ -221,6 +237,12 @@ class Recorder:
                 hidden = next(iter(output), None) if isinstance(output, (tuple, list)) else None
             if isinstance(hidden, Tensor) and hidden.dim() == 3:
                 self.on_block(self._blocks[frame.path], hidden)
+
+    @staticmethod
+    def _note(pending: _Pending, frame: Frame, output: Any) -> None:
+        """Keeps what a module around a call was given and gave."""
+        part = Ran.of(frame.path, frame.module, frame.inputs, output, late=True)
+        pending.around.append(part)
 
     def _on_gate(self, frame: Frame, gate: Gate) -> None:
         owner = frame.path.rpartition(".")[0]
@@ -266,13 +288,24 @@ class Recorder:
         if pending.gates:
             gate = pending.gates[0]
         elif pending.consumed is not None:
-            found = compare_gate(pending.consumed, raw.output, queries.valid)
+            found = self._gates.read(
+                pending.site,
+                pending.frame.module,
+                pending.around,
+                raw.query,
+                raw.output,
+                pending.consumed,
+                queries.valid,
+            )
             gate = found if isinstance(found, Gate) else None
             if isinstance(found, str):
                 reasons["gate"] = found
                 if reordered(pending.consumed, raw.output):
                     projection = pending.consumed = None
                     reasons["projection"] = reasons["gate"] = REORDERED
+        if gate is None and "gate" not in reasons:
+            outer = (found for m in pending.holders if (found := gate_behind(m)) is not None)
+            gate = next(outer, None)
         mask = self._rule(raw.mask, keys) if queries is keys else raw.mask
         return AttentionCall(
             site=pending.site,

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from attnprobe.capture.around import Ran
+
 
 @dataclass(frozen=True, eq=False)
 class Frame:
@@ -20,6 +22,7 @@ class Frame:
     module: nn.Module
     inputs: tuple[Any, ...]
     read: list[Tensor] = field(default_factory=list)  # what its linear maps have read so far
+    ran: list[Ran] = field(default_factory=list)  # its modules that may hold a gate
 
     def was_given(self, tensor: Tensor) -> bool:
         """Whether this memory is what the module got as an input, or made of it for its maps."""
