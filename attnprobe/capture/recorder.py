@@ -19,6 +19,7 @@ from attnprobe.capture.around import Ran
 from attnprobe.capture.call import AttentionCall, Gate, Projection, Site
 from attnprobe.capture.documents import Documents
 from attnprobe.capture.gates import GateReader, fits, gate_behind
+from attnprobe.capture.interface import InterfaceTap
 from attnprobe.capture.masks import Mask, as_rule
 from attnprobe.capture.projection import as_heads, read_gate, reordered, same_as
 from attnprobe.capture.raw import RawCall
@@ -73,6 +74,8 @@ class Recorder:
         self.sites = Sites()
         self._trace = ModuleTrace(model, self._on_exit)
         self._tap = SdpaTap(self._on_attention, self._on_linear)
+        self._interface = InterfaceTap(model, self._on_attention, self._on_other)
+        self.excluded: dict[str, str] = {}  # paths of attention over other things than tokens
         self._projections: dict[Site, Projection] = {}
         self._gates = GateReader()
         self._start({})
@@ -93,6 +96,7 @@ class Recorder:
     def __enter__(self) -> Recorder:
         self._trace.__enter__()
         self._tap.__enter__()
+        self._interface.__enter__()
         return self
 
     def __exit__(
@@ -101,6 +105,7 @@ class Recorder:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._interface.__exit__(kind, error, traceback)
         self._tap.__exit__(kind, error, traceback)
         self._trace.__exit__(kind, error, traceback)
         if error is None:
@@ -139,6 +144,9 @@ class Recorder:
             pending.weight = raw.weight
             pending.consumed = pending.raw.output.transpose(1, 2)
         self._pending.append(pending)
+
+    def _on_other(self, reason: str) -> None:
+        self.excluded[self._trace.running[-1].path if self._trace.running else ""] = reason
 
     def _unfolded(self, raw: RawCall) -> RawCall:
         """Undoes B·H rows with one head each, or one row of B·H heads, as hand-written code has."""

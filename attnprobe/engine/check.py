@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from attnprobe.capture.attend import by_definition
 from attnprobe.capture.call import AttentionCall
 
 ROWS = 4  # queries looked at in the beginning, the middle and the end
@@ -52,24 +53,13 @@ def problem(call: AttentionCall) -> str | None:
 
 def recompose(call: AttentionCall, rows: slice) -> tuple[Tensor, Tensor]:
     """(B, H, r, d_v) the attention output of a few queries, and (B, H, r) which see a key."""
-    dtype = torch.promote_types(call.query.dtype, torch.float32)
-    group = call.heads // call.key.shape[1]
-    everything = slice(0, call.mask.n_keys), slice(None), slice(None)
-    key = call.key.to(dtype).repeat_interleave(group, 1)
-    logits = call.query[:, :, rows].to(dtype) @ key.mT * call.scale  # (B, H, r, Tk)
-    if call.softcap is not None:
-        logits = call.softcap * (logits / call.softcap).tanh()
-    bias = call.mask.bias(rows, *everything)
-    if bias is not None:
-        logits = logits + bias.to(dtype)
-    visible = call.mask.visible(rows, *everything)
-    if visible is None:
-        visible = torch.ones_like(logits, dtype=torch.bool)
-    visible = visible.expand_as(logits)
-    logits = logits.masked_fill(~visible, -torch.inf)
-    if call.sinks is not None:
-        sinks = call.sinks.to(dtype).expand(*call.query.shape[:3])[:, :, rows, None]
-        logits = torch.cat([logits, sinks], -1)
-    weights = logits.softmax(-1).nan_to_num(0)[..., : call.mask.n_keys]
-    value = call.value.to(dtype).repeat_interleave(group, 1)
-    return weights @ value, visible.any(-1)
+    return by_definition(
+        call.query,
+        call.key,
+        call.value,
+        call.mask,
+        rows,
+        call.scale,
+        call.softcap,
+        call.sinks,
+    )
