@@ -17,6 +17,7 @@ from attnprobe.errors import InputError
 
 TOKENS_A_BATCH = {"cpu": 4096}
 TOKENS_A_BATCH_ACCELERATOR = 16384
+VALUES_A_TOKEN = 256  # pixels or features behind one position, as far as models have it in common
 DECODER_TOKENS = ("decoder_tokens", "decoder_input_ids")
 DECODER_MASK = "decoder_attention_mask"
 
@@ -53,6 +54,11 @@ class ForwardInputs:
     def length(self) -> int:
         return self.tokens.shape[1] if self.is_text else 1
 
+    @property
+    def tokens_a_sample(self) -> int:
+        """About how many positions a sample takes in the model, whatever it is made of."""
+        return self.length if self.is_text else -(-self.tokens[0].numel() // VALUES_A_TOKEN)
+
     def batch(self, rows: slice, device: torch.device) -> ForwardInputs:
         """Some samples, on the device of the model."""
 
@@ -72,17 +78,23 @@ class ForwardInputs:
         return next((self.kwargs[n] for n in DECODER_TOKENS if n in self.kwargs), None)
 
     def streams(self) -> dict[str, tuple[Tensor, Documents]]:
-        """Tokens and documents by stack; "" is the sequence that the model reads first."""
-        if not self.is_text:
-            return {}
-        mask = torch.ones_like(self.tokens) if self.attention_mask is None else self.attention_mask
-        own = (self.tokens, Documents.from_mask(mask, self.document_ids))
+        """Tokens and documents by stack; "" is the sequence that the model reads first.
+
+        Pixels and sound are no stream: nothing of them is padded, and no position is a token.
+        """
+        found: dict[str, tuple[Tensor, Documents]] = {}
+        if self.is_text:
+            ones = torch.ones_like(self.tokens)
+            mask = ones if self.attention_mask is None else self.attention_mask
+            found[""] = (self.tokens, Documents.from_mask(mask, self.document_ids))
         decoder = self.decoder_tokens
         if decoder is None:
-            return {"": own}
+            return found
         decoder_mask = self.kwargs.get(DECODER_MASK)
         decoder_mask = torch.ones_like(decoder) if decoder_mask is None else decoder_mask
-        return {"": own, "encoder": own, "decoder": (decoder, Documents.from_mask(decoder_mask))}
+        if self.is_text:
+            found["encoder"] = found[""]
+        return found | {"decoder": (decoder, Documents.from_mask(decoder_mask))}
 
     def forward(self, model: nn.Module) -> Any:
         """Calls the model with what its `forward` takes."""
@@ -101,13 +113,35 @@ class ForwardInputs:
                 )
         if self.document_ids is not None and "document_ids" in known:
             extra["document_ids"] = self.document_ids
+        if "position_ids" in known and "position_ids" not in extra and self._is_padded_left(model):
+            assert self.attention_mask is not None
+            extra["position_ids"] = (self.attention_mask.long().cumsum(1) - 1).clamp_min(0)
+        name = getattr(model, "main_input_name", None)
+        if (
+            isinstance(name, str) and name in known and name not in extra
+        ):  # of transformers, where it need not come first
+            return model(**{name: self.tokens}, **extra)
         return model(self.tokens, **extra)
+
+    def _is_padded_left(self, model: nn.Module) -> bool:
+        """Whether a model of transformers would count the padding before a text as positions.
+
+        Some count by the ids of the padding or by the mask themselves, in a way of their own.
+        """
+        if self.attention_mask is None or not hasattr(model, "main_input_name"):
+            return False
+        if bool((self.attention_mask[:, 0] != 0).all()):
+            return False
+        own = ("create_position_ids_from_input_ids", "get_rope_index")
+        return not any(hasattr(module, name) for module in model.modules() for name in own)
 
     def digest(self) -> str:
         """A name for this input: equal inputs have equal ones, however they were batched."""
         sha = hashlib.sha256()
-        for tensor in (self.tokens, self.attention_mask, self.document_ids, self.decoder_tokens):
-            if tensor is not None:
+        shown = [self.tokens, self.attention_mask, self.document_ids, self.decoder_tokens]
+        more = sorted(set(self.kwargs) - {*DECODER_TOKENS, DECODER_MASK})
+        for tensor in (*shown, *(self.kwargs[name] for name in more)):
+            if isinstance(tensor, Tensor):
                 sha.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
                 sha.update(tensor.contiguous().cpu().view(torch.uint8).numpy().tobytes())
         return sha.hexdigest()
@@ -146,7 +180,7 @@ def device_of(model: nn.Module) -> torch.device:
 def batch_size_for(inputs: ForwardInputs, device: torch.device) -> int:
     """Samples a pass that keep its tokens to some thousands."""
     room = TOKENS_A_BATCH.get(device.type, TOKENS_A_BATCH_ACCELERATOR)
-    return max(1, room // max(1, inputs.length))
+    return max(1, room // max(1, inputs.tokens_a_sample))
 
 
 def logits_of(output: Any, model: nn.Module, tokens: Tensor) -> Tensor | None:
