@@ -117,9 +117,8 @@ class ForwardInputs:
             assert self.attention_mask is not None
             extra["position_ids"] = (self.attention_mask.long().cumsum(1) - 1).clamp_min(0)
         name = getattr(model, "main_input_name", None)
-        if (
-            isinstance(name, str) and name in known and name not in extra
-        ):  # of transformers, where it need not come first
+        # of transformers, whose models do not all take it first
+        if isinstance(name, str) and name in known and name not in extra:
             return model(**{name: self.tokens}, **extra)
         return model(self.tokens, **extra)
 

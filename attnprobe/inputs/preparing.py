@@ -92,7 +92,7 @@ def _of_values(subject: Subject, source: Source, options: InputOptions) -> Input
     drawn, values = _both(subject, source, options)
     tokens, mask = _padded(drawn.rows, subject)
     kwargs, _ = _decoder(subject, drawn.rows, tokens, mask)
-    told = f"{values.source}; the decoder reads {drawn.source}"
+    told = f"{values.source}; the decoder reads its own start token, then {drawn.source}"
     is_seeded = drawn.is_seeded or values.kind == "random"
     return Inputs(
         _cast(values.values, subject),
@@ -120,13 +120,21 @@ def _of_both(subject: Subject, source: Source, options: InputOptions, second: st
 def _both(subject: Subject, source: Source, options: InputOptions) -> tuple[Drawn, Values]:
     """Text and values, as many of one as of the other; those that were given say how many."""
     given = None if source.values is None else _values(subject, source, options, 0)
-    count = options.samples or FEWEST_SAMPLES
-    if given is not None:
-        count = len(given.values)
-        options = replace(options, samples=None)
-    drawn = (source.tokens or Default()).draw(subject, options)
-    if source.tokens is not None and given is None:
-        count = len(drawn.rows)
+    count = len(given.values) if given else options.samples or FEWEST_SAMPLES
+    if source.tokens is None:
+        few = replace(options, samples=min(count, FEWEST_SAMPLES))
+        drawn = Default().draw(subject, few)
+    else:
+        drawn = source.tokens.draw(
+            subject, options if given is None else replace(options, samples=None)
+        )
+        there = len(drawn.rows)
+        if given is None:
+            count = there
+        elif there != count:
+            note = f"{there} samples of text beside {count} of {subject.reads}: "
+            note += "some of the text was left out" if there > count else "the text was repeated"
+            drawn = replace(drawn, note=note)
     drawn = replace(drawn, rows=spread(drawn.rows, count))
     return drawn, given or random_values(subject, count, options.seed)
 
