@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -12,10 +13,13 @@ from attnprobe.errors import InputError
 from attnprobe.metrics import Tables
 from attnprobe.metrics.base import Row
 
+# "Attention", "CausalSelfAttn", "MHA"; not what only stands beside it
+NAME = re.compile(r"attention|attn|\bMHA\b", re.IGNORECASE)
+
 
 def unseen(model: nn.Module, seen: Sequence[str]) -> list[str]:
     """Paths of innermost modules that are attention by name and in which no call was seen."""
-    named = [p for p, m in model.named_modules() if "attention" in type(m).__name__.lower()]
+    named = [p for p, m in model.named_modules() if NAME.search(type(m).__name__)]
     paths = [site.partition("#")[0] for site in seen]
 
     def related(a: str, b: str) -> bool:

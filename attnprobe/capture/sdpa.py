@@ -2,7 +2,8 @@
 
 A `TorchFunctionMode` sees `F.scaled_dot_product_attention` by whatever name it is called.
 `F.multi_head_attention_forward` pops the mode before it calls it, so that function is read from
-its arguments; having the mode on keeps torch's fused inference path of it off.
+its arguments; having the mode on keeps torch's fused inference path of it off. Attention that a
+model writes out is found by `attnprobe.capture.written`, linear maps by `attnprobe.capture.linear`.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from attnprobe.capture.linear import Weights, read_linear
 from attnprobe.capture.masks import Mask
+from attnprobe.capture.products import read_product
 from attnprobe.capture.raw import RawCall
+from attnprobe.capture.written import Softmax, Written
 
 
 class SdpaTap(TorchFunctionMode):
@@ -25,17 +29,32 @@ class SdpaTap(TorchFunctionMode):
 
     Args:
         on_call: gets every attention call.
-        on_linear: gets input and weight (d_out, d_in) of every linear map.
+        on_linear: gets input (…, d_in) and weight (d_out, d_in) of every linear map.
+        place: the path of the module that runs.
     """
 
     def __init__(
         self,
         on_call: Callable[[RawCall], None],
         on_linear: Callable[[Tensor, Tensor], None],
+        place: Callable[[], str] = str,
     ) -> None:
         super().__init__()
         self.on_call = on_call
         self.on_linear = on_linear
+        self._weights = Weights()
+        self._written = Written(self._weights, place)
+
+    @property
+    def softmaxes(self) -> list[Softmax]:
+        """Those seen since the tap was entered."""
+        return self._written.softmaxes
+
+    def __enter__(self) -> SdpaTap:
+        self._weights.clear()
+        self._written.clear()
+        super().__enter__()
+        return self
 
     def __torch_function__(
         self,
@@ -50,32 +69,21 @@ class SdpaTap(TorchFunctionMode):
             self.on_call(read_sdpa(result, *args, **kwargs))
         elif func is F.multi_head_attention_forward:
             self.on_call(read_multi_head(result[0], *args, **kwargs))
-        elif func in _LINEAR:
-            input, weight = _LINEAR[func](*args, **kwargs)
-            if isinstance(weight, Tensor) and weight.dim() == 2:
-                self.on_linear(input, weight)
+        elif isinstance(result, Tensor) or func is Tensor.__setitem__:
+            self._look(func, args, kwargs, result)
         return result
 
-
-def _linear(input: Tensor, weight: Tensor, bias: Any = None) -> tuple[Tensor, Tensor]:
-    return input, weight
-
-
-def _addmm(input: Any, mat1: Tensor, mat2: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
-    return mat1, mat2.mT  # GPT-2's Conv1D keeps its weight as (d_in, d_out)
-
-
-def _matmul(input: Tensor, other: Tensor, **_: Any) -> tuple[Tensor, Tensor | None]:
-    return input, other.mT if isinstance(other, torch.nn.Parameter) else None
-
-
-_LINEAR: dict[Callable[..., Any], Callable[..., Any]] = {
-    F.linear: _linear,
-    torch.addmm: _addmm,
-    torch.matmul: _matmul,
-    Tensor.matmul: _matmul,
-    Tensor.__matmul__: _matmul,
-}
+    def _look(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        product = read_product(func, args, kwargs)
+        linear = read_linear(func, args, kwargs, product, self._weights)
+        if linear is not None:
+            self.on_linear(*linear)
+        call = self._written.saw(func, args, kwargs, result, product, linear is not None)
+        if call is not None:
+            self.on_call(call)
+        self._weights.follow(func, args, result)
 
 
 def read_sdpa(
