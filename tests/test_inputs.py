@@ -30,6 +30,7 @@ def model(vocabulary: Vocabulary | None = None, **changes: Any) -> Subject:
     return Subject(
         *("m", {}, nn.Identity(), Limits.of(config), vocabulary, {}),
         is_encoder_decoder=config.architecture == "encoder-decoder",
+        config=config,
     )
 
 
@@ -291,6 +292,50 @@ def test_without_a_vocabulary_tokens_are_random_and_that_is_said() -> None:
         shown(model(None), texts=["abc"])
     with pytest.raises(InputError, match="no start token"):
         shown(model(None), bos=True)
+
+
+def test_one_token_repeated() -> None:
+    given = shown(TEXT, repeated_token="a", samples=2, length=5)
+    assert strings(given) == ["^aaaa", "^aaaa"]
+    assert given.about == {
+        "source": "one token repeated, id 97 'a', behind the start token <s>",
+        "kind": "repeated",
+        "bos": True,
+        "seed": None,
+    }
+    assert strings(shown(TEXT, repeated_token="98", length=3, bos=False)) == ["bbb"]
+    drawn = shown(TEXT, repeated_token="random", samples=300, seed=3)
+    assert drawn.tokens.shape == (300, 16)
+    assert (drawn.tokens[:, 1:] == drawn.tokens[:, 1:2]).all()
+    assert set(drawn.tokens[:, 1].tolist()) == set(range(256))  # each before any comes again
+    assert drawn.about["seed"] == 3
+    other = shown(TEXT, repeated_token="random", samples=300, seed=4)
+    assert not torch.equal(drawn.tokens, other.tokens)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"repeated_token": "ab"}, "'ab' is 2 tokens of m: give the text of one, or an id"),
+        ({"repeated_token": ""}, "'' is 0 tokens of m"),
+        ({"repeated_token": "257"}, "257 is outside the vocabulary of m, which has ids 0 to 256"),
+        ({"repeated_token": "a", "random_tokens": True}, "exclude each other"),
+        ({"repeated_token": "a", "length": 1}, "no room behind the start token: use 2 or more"),
+        ({"random_tokens": True, "length": 1}, "no room behind the start token"),
+        ({"chat_template": True}, "--chat-template goes with --text"),
+        ({"texts": ["a"], "chat_template": True}, "m has no chat template"),
+    ],
+)
+def test_controls_and_chats_that_cannot_be(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        shown(TEXT, **options)
+
+
+def test_a_sample_longer_than_those_of_training_is_noted() -> None:
+    assert shown(TEXT, texts=["a" * 15]).note is None
+    note = shown(TEXT, texts=["a" * 16]).note
+    assert note is not None
+    assert note.startswith("a sample has 17 tokens, m was made for 16")
 
 
 def test_an_encoder_decoder_reads_the_same_tokens_twice() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 
 import torch
@@ -23,22 +24,35 @@ class Arrays:
     def draw(self, subject: Subject) -> Values:
         if subject.reads == "tokens" and second_input(subject) is None:
             raise InputError(f"{self.name} must hold whole numbers, one sample or one sample a row")
-        wanted, found = value_shape(subject), tuple(self.values.shape)
-        is_sound = subject.reads == "audio"  # whose length is the user's own
-        axes = [n for n in range(len(wanted)) if is_sound or n < len(wanted) - 2]
-        fits = len(found) == len(wanted) + 1 and found[0] > 0
-        if is_sound:
-            fits = fits and (len(wanted) == 1 or any(found[1 + n] == wanted[n] for n in axes))
-        else:
-            fits = fits and all(found[1 + n] == wanted[n] for n in axes)
-        if not fits:
-            raise InputError(
-                f"{self.name} has the shape {' × '.join(map(str, found))}, {subject.name} reads "
-                f"N × {' × '.join(map(str, wanted))}"
-            )
+        self._check(subject)
         if not bool(torch.isfinite(self.values).all()):
             raise InputError(f"{self.name} has values that are no finite numbers")
-        return Values(self.values.float(), self.name, "arrays")
+        kwargs = {}
+        grows = "interpolate_pos_encoding" in inspect.signature(subject.model.forward).parameters
+        if grows and tuple(self.values.shape[-2:]) != value_shape(subject)[-2:]:
+            kwargs = {"interpolate_pos_encoding": True}  # images of another size than in training
+        return Values(self.values.float(), self.name, "arrays", kwargs)
+
+    def _check(self, subject: Subject) -> None:
+        """Channels and dimensions; sizes are a model's own business, and sound may have any."""
+        if subject.reads not in ("tokens", "image", "audio"):
+            return
+        wanted, found = value_shape(subject), tuple(self.values.shape)
+        fits = len(found) == len(wanted) + 1 and found[0] > 0
+        own = found[1:]
+        if subject.reads == "audio":
+            fits = fits and (len(own) == 1 or any(a == b for a, b in zip(own, wanted, strict=True)))
+        else:
+            fits = fits and own[:-2] == wanted[:-2]
+        if not fits:
+            raise InputError(
+                f"{self.name} has the shape {_sizes(found)}, {subject.name} reads "
+                f"N × {_sizes(wanted)}"
+            )
+
+
+def _sizes(shape: tuple[int, ...]) -> str:
+    return " × ".join(map(str, shape))
 
 
 def random_values(subject: Subject, samples: int, seed: int) -> Values:
@@ -46,5 +60,4 @@ def random_values(subject: Subject, samples: int, seed: int) -> Values:
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(samples, *value_shape(subject), generator=generator)
     what = "sound" if subject.reads == "audio" else "pixels"
-    size = " × ".join(map(str, values.shape[1:]))
-    return Values(values, f"{what} drawn at random, {size}", "random")
+    return Values(values, f"{what} drawn at random, {_sizes(tuple(values.shape[1:]))}", "random")

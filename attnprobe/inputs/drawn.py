@@ -96,10 +96,21 @@ def shape(subject: Subject, options: InputOptions) -> tuple[int, int]:
 
 
 def vocab_size(subject: Subject) -> int:
-    """How many ids a model takes."""
-    if subject.limits.vocab_size is None:
-        raise InputError(f"{subject.name} reads no tokens, but {subject.reads}")
-    return subject.limits.vocab_size
+    """How many ids a model takes, or its decoder where it hears or sees first.
+
+    Raises:
+        InputError: it takes none.
+    """
+    if subject.limits.vocab_size is not None:
+        return subject.limits.vocab_size
+    config = subject.config
+    for part in (getattr(config, "decoder", None), getattr(config, "text_config", None), config):
+        size = getattr(part, "vocab_size", None)
+        if isinstance(size, int) and size > 0:
+            return size
+    raise InputError(
+        f"{subject.name} reads no tokens, but {subject.reads}: give an array, --tokens FILE.npy"
+    )
 
 
 def chosen(rows: Sequence[Tensor], options: InputOptions, default: int | None) -> list[Tensor]:

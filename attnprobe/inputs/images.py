@@ -97,35 +97,15 @@ def _processor(subject: Subject) -> Any:
     Raises:
         InputError: it is there, and cannot be read.
     """
-    path = _settings(subject)
-    if path is None:
+    folder = subject.folder
+    if folder is None or not os.path.isfile(os.path.join(folder, SETTINGS)):
         return None
     from transformers import AutoImageProcessor
 
     try:
-        return AutoImageProcessor.from_pretrained(str(path.parent), local_files_only=True)
+        return AutoImageProcessor.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # of any kind: a file that is none, a class that needs a library
-        return _from_settings(path, error)
-
-
-def _settings(subject: Subject) -> Path | None:
-    """The file that says how images are prepared, fetched where the model was fetched from."""
-    if subject.folder is None:
-        return None
-    if os.path.isdir(subject.folder):
-        path = Path(subject.folder) / SETTINGS
-        return path if path.is_file() else None
-    from transformers.utils import cached_file
-
-    found = cached_file(
-        str(subject.folder),
-        SETTINGS,
-        revision=subject.about.get("revision"),
-        _raise_exceptions_for_gated_repo=False,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
-    return None if found is None else Path(found)
+        return _from_settings(Path(folder) / SETTINGS, error)
 
 
 def _from_settings(path: Path, error: Exception) -> Any:

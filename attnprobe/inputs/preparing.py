@@ -54,7 +54,7 @@ def prepare(subject: Subject, source: Source, options: InputOptions) -> Inputs:
         InputError: ids outside its vocabulary, samples longer than it has positions for, a text
             that is too short, a model without a tokenizer, or one that reads something else.
     """
-    if subject.reads != "tokens":
+    if subject.reads in ("image", "audio") or (subject.reads != "tokens" and source.values):
         return _of_values(subject, source, options)
     second = second_input(subject)
     if source.values is not None and source.tokens is None and second is None:
@@ -132,7 +132,8 @@ def _both(subject: Subject, source: Source, options: InputOptions) -> tuple[Draw
         if given is None:
             count = there
         elif there != count:
-            note = f"{there} samples of text beside {count} of {subject.reads}: "
+            others = "sounds" if subject.reads == "audio" else "images"
+            note = f"{there} samples of text beside {count} {others}: "
             note += "some of the text was left out" if there > count else "the text was repeated"
             drawn = replace(drawn, note=note)
     drawn = replace(drawn, rows=spread(drawn.rows, count))
@@ -238,12 +239,20 @@ def _check(rows: Sequence[Tensor], subject: Subject) -> None:
 def _notes(subject: Subject, drawn: Drawn) -> str | None:
     longest, usual = max(len(row) for row in drawn.rows), subject.limits.usual_length
     notes = [drawn.note] if drawn.note else []
-    if longest > usual:
+    if longest > usual and _is_said(subject, usual):
         notes.append(
             f"a sample has {longest} tokens, {subject.name} was made for {usual}: "
-            "what it does beyond them may be no more than that"
+            "its figures may say no more than that"
         )
     return "; ".join(notes) or None
+
+
+def _is_said(subject: Subject, length: int) -> bool:
+    """Whether a length is what the model's config says, and no guess of ours."""
+    config = subject.config
+    config = config.get_text_config(decoder=False) if hasattr(config, "get_text_config") else config
+    names = ("max_length", "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
+    return any(getattr(config, name, None) == length for name in names)
 
 
 def _about(
