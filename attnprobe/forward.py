@@ -51,13 +51,16 @@ class ForwardInputs:
         return self.tokens.shape[0]
 
     @property
-    def length(self) -> int:
-        return self.tokens.shape[1] if self.is_text else 1
+    def length(self) -> int | None:
+        """Tokens of a sample: of what is read first, or else of what a decoder reads."""
+        tokens = self.tokens if self.is_text else self.decoder_tokens
+        return None if tokens is None else tokens.shape[1]
 
     @property
     def tokens_a_sample(self) -> int:
         """About how many positions a sample takes in the model, whatever it is made of."""
-        return self.length if self.is_text else -(-self.tokens[0].numel() // VALUES_A_TOKEN)
+        first = self.tokens[0].numel()
+        return first if self.is_text else -(-first // VALUES_A_TOKEN)
 
     def batch(self, rows: slice, device: torch.device) -> ForwardInputs:
         """Some samples, on the device of the model."""
@@ -131,7 +134,8 @@ class ForwardInputs:
             return False
         if bool((self.attention_mask[:, 0] != 0).all()):
             return False
-        own = ("create_position_ids_from_input_ids", "get_rope_index")
+        by_ids = ("create_position_ids_from_input_ids", "create_position_ids_from_inputs_embeds")
+        own = (*by_ids, "get_rope_index")
         return not any(hasattr(module, name) for module in model.modules() for name in own)
 
     def digest(self) -> str:
