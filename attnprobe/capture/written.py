@@ -309,9 +309,11 @@ def _call(
     n_keys, n_key_heads = sizes[key], prod(sizes[c] for c in per_key_head)
 
     def arranged(x: Tensor, letters: str, order: list[str], *shape: int) -> Tensor:
+        spare = [d for d, c in enumerate(letters) if c not in order]  # broadcast: of size 1
         missing = [c for c in order if c not in letters]
         x = x[(..., *[None] * len(missing))]
-        x = x.permute([(letters + "".join(missing)).index(c) for c in order])
+        x = x.permute([(letters + "".join(missing)).index(c) for c in order] + spare)
+        x = x[(..., *[0] * len(spare))]
         return x.expand([sizes[c] for c in order]).reshape(shape)
 
     order = [batch, *heads, query, key]
