@@ -79,8 +79,8 @@ def _input(result: Result) -> str:
     about, run = result.input, result.run
     facts = [printable(about["source"])] if about.get("source") else []
     samples, length = about.get("samples"), about.get("length")
-    if samples and length:
-        facts.append(f"{samples} × {plural(length, 'token')}")
+    if samples:
+        facts.append(f"{samples} × {plural(length, 'token')}" if length else f"{samples} samples")
     documents = about.get("documents")
     if documents and documents != samples:
         facts.append(plural(documents, "document"))
