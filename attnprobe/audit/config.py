@@ -97,8 +97,15 @@ class Input(_Table):
     """What checkpoints are measured on; each as the option of the same name."""
 
     text_file: Words = Field(default=[], description=".txt or .jsonl files")
-    tokens: str | None = Field(default=None, description="a file of token ids")
+    chat_template: bool | None = Field(
+        default=None, description="texts as conversations, by the model's own template"
+    )
+    tokens: str | None = Field(default=None, description="a file of token ids or of values")
     random_tokens: bool | None = Field(default=None, description="tokens drawn at random")
+    repeated_token: str | None = Field(
+        default=None, description="one token over and over: an id, its text, or random"
+    )
+    image: Words = Field(default=[], description="image files")
     length: int | None = Field(default=None, ge=1, description="tokens a sample")
     samples: int | None = Field(default=None, ge=1, description="how many samples")
     seed: int | None = Field(default=None, ge=0, lt=2**63, description="of whatever is drawn")

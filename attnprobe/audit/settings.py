@@ -26,17 +26,17 @@ KEYS: dict[str, tuple[str, str]] = {
     **{
         name: ("input", name)
         for name in (
-            *("text_file", "tokens", "random_tokens", "length", "samples", "seed", "bos"),
-            *("epsilon", "max_logit"),
+            *("text_file", "chat_template", "tokens", "random_tokens", "repeated_token", "image"),
+            *("length", "samples", "seed", "bos", "epsilon", "max_logit"),
         )
     },
     **{name: ("run", name) for name in ("model_config", "device", "dtype", "batch_size", "jobs")},
     **{name: ("output", name) for name in ("format", "plots", "exit_zero")},
     "output": ("output", "files"),
 }
-_LISTS = ("preset", "checkpoints", "text_file", "output")
+_LISTS = ("preset", "checkpoints", "text_file", "image", "output")
 #: What is measured on; given in one place, it takes that of the places below out of force.
-_TEXTS = ("text_file", "tokens", "random_tokens")
+_SHOWN = ("text_file", "tokens", "random_tokens", "repeated_token", "image")
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,9 @@ def in_force(loaded: Loaded, environment: Environment, flags: Mapping[str, Any])
     """
     tables = _relocated(loaded).config.model_dump(by_alias=True)
     for source, values in ((environment, environment.values), (None, flags)):
-        if any(name in values for name in ("text", *_TEXTS)):
-            tables["input"] |= {"text_file": [], "tokens": None, "random_tokens": None}
+        if any(name in values for name in ("text", *_SHOWN)):
+            nothing: dict[str, Any] = {name: [] if name in _LISTS else None for name in _SHOWN}
+            tables["input"] |= {**nothing, "chat_template": None}
         for name, value in values.items():
             if name not in KEYS:
                 continue
@@ -141,6 +142,7 @@ def _relocated(loaded: Loaded) -> Loaded:
             update={
                 "text_file": [str(there(name)) for name in source.text_file],
                 "tokens": there(source.tokens),
+                "image": [str(there(name)) for name in source.image],
             }
         ),
         "run": config.run.model_copy(update={"shape": there(config.run.shape)}),

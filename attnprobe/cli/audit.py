@@ -262,11 +262,13 @@ def _gather_options(config: Config, options: Auditing) -> GatherOptions:
     source, run = config.input, config.run
     given: dict[str, Any] = {
         **{name: getattr(source, name) for name in ("length", "samples", "seed", "bos", "tokens")},
-        **{name: getattr(source, name) for name in ("random_tokens", "epsilon", "max_logit")},
+        **{name: getattr(source, name) for name in ("random_tokens", "repeated_token")},
+        **{name: getattr(source, name) for name in ("chat_template", "epsilon", "max_logit")},
         **{name: getattr(run, name) for name in ("device", "dtype", "batch_size")},
         "model_config": run.shape,
         "text": tuple(options.text or ()) or None,
         "text_file": tuple(source.text_file) or None,
+        "image": tuple(source.image) or None,
     }
     return GatherOptions(**{name: value for name, value in given.items() if value is not None})
 

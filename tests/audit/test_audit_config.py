@@ -227,6 +227,23 @@ def test_flags_over_environment_over_file(tmp_path: Path) -> None:
     assert settings.in_force(loaded, environment, {"text": ["x"]}).config.input.text_file == []
 
 
+def test_what_is_shown_replaces_what_was(tmp_path: Path) -> None:
+    content = "presets = 'health'\n[input]\ntext_file = 'a.jsonl'\nchat_template = true\n"
+    loaded = written(tmp_path, content)
+
+    def shown(flags: dict[str, Any], environ: dict[str, str] | None = None) -> Any:
+        environment = settings.from_environment(environ or {})
+        return settings.in_force(loaded, environment, flags).config.input
+
+    assert shown({"length": 8}).chat_template is True
+    assert shown({"chat_template": False}).text_file == [str(tmp_path / "a.jsonl")]
+    repeated = shown({"repeated_token": "the"})
+    assert (repeated.text_file, repeated.chat_template) == ([], None)
+    pictures = shown({}, {"ATTNPROBE_IMAGE": "a.png, b.png"})
+    assert (pictures.image, pictures.text_file) == (["a.png", "b.png"], [])
+    assert shown({"text": ["x"]}, {"ATTNPROBE_REPEATED_TOKEN": "17"}).repeated_token is None
+
+
 def test_environment_is_checked(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="ATTNPROBE_LENGHT; did you mean 'ATTNPROBE_LENGTH'"):
         settings.from_environment({"ATTNPROBE_LENGHT": "3"})
