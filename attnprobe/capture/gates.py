@@ -22,7 +22,8 @@ from attnprobe.capture.call import Gate, Site
 from attnprobe.capture.projection import compare_gate, same_as
 
 A_NORM = "a norm, and no gate that could be read, stands between the attention output and W_O"
-AMBIGUOUS = "several gates would fit the attention output, which is 0 (nearly) everywhere"
+AMBIGUOUS = "several gates would fit what little of the attention output is not 0"
+NOTHING = "the attention output is 0 everywhere, which tells nothing of a gate"
 PLAIN = re.compile(r"^(to_|linear_|w)?(q|k|v|query|key|value)(_proj|_lin|_linear)?$")
 TRIED = 16  # tokens on which readings are tried before one is verified on all
 CHUNK = 2048  # tokens verified at a time
@@ -214,7 +215,8 @@ class GateReader:
             real: (B, T) the tokens that are measured.
         """
         known = self._known.get(site)
-        if known is None and same_as(consumed, output):
+        is_same = same_as(consumed, output)
+        if known is None and is_same and bool(output.any()):
             return None
         heads = Heads.of(query, output)
         sources = list(_sources(module, around, heads))
@@ -224,6 +226,8 @@ class GateReader:
                 values = source.read(module, known)
                 if any(_misfit(values, source, *pair) is not None for pair in pairs):
                     return _gate(source, known, values, heads)
+        if is_same:
+            return NOTHING if sources and not bool(output.any()) else None
         for before, after in pairs:
             found = _search(module, sources, heads, before, after)
             if isinstance(found, str):
@@ -238,12 +242,11 @@ class GateReader:
 
 
 def fits(part: Ran, query: Tensor, output: Tensor) -> bool:
-    """Whether what ran before a call could hold its gate, by its size and its name."""
+    """Whether what ran before a call could hold its gate, by its width and its name."""
     heads = Heads.of(query, output)
-    made = None if part.output is None else heads.tokens(part.output)
-    if made is None:
+    if part.output is None or part.output.dim() < 2:
         return False
-    width = made.shape[-1]
+    width = part.output.shape[-1]
     if PLAIN.match(part.name) and width <= heads.count * heads.query_width:
         return False
     return next(heads.cuts(width), None) is not None
