@@ -2,35 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Sequence
 from typing import Any
-
-from torch import nn
 
 from attnprobe.capture import Site
 from attnprobe.errors import InputError
 from attnprobe.metrics import Tables
 from attnprobe.metrics.base import Row
-
-# "Attention", "CausalSelfAttn", "MHA"; not what only stands beside it
-NAME = re.compile(r"attention|attn|\bMHA\b", re.IGNORECASE)
-
-
-def unseen(model: nn.Module, seen: Sequence[str]) -> list[str]:
-    """Paths of innermost modules that are attention by name and in which no call was seen."""
-    named = [p for p, m in model.named_modules() if NAME.search(type(m).__name__)]
-    paths = [site.partition("#")[0] for site in seen]
-
-    def related(a: str, b: str) -> bool:
-        return a == b or a.startswith(b + ".") or b.startswith(a + ".") or "" in (a, b)
-
-    return [
-        path
-        for path in named
-        if not any(related(path, site) for site in paths)
-        and not any(other != path and other.startswith(path + ".") for other in named)
-    ]
 
 
 def collected(tables: Sequence[Tables], sites: Sequence[Site]) -> dict[str, list[Row]]:

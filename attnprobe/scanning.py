@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnprobe.assembly import collected, keep_heads, ranges, unseen
+from attnprobe.assembly import collected, keep_heads, ranges
 from attnprobe.capture import AttentionCall, Documents, Recorder, Site
+from attnprobe.capture.sites import number_of, stack_of
+from attnprobe.capture.trace import within
 from attnprobe.engine import measure
 from attnprobe.engine.check import broken, problem
 from attnprobe.errors import InputError, NothingMeasuredError
@@ -21,15 +23,12 @@ from attnprobe.metrics import METRICS, Metric, Tables
 from attnprobe.metrics.base import Options, Row, site_key
 from attnprobe.result import Result
 from attnprobe.sinks import grouped, named
+from attnprobe.unseen import unseen
 
 SOME_LAYERS = "only some layers were measured (--layer): the model's figures need them all"
 NOT_CAUSAL = "attention is not causal: every token sees the one it would be asked to predict"
 NO_LOGITS = "the model's output is not logits over its vocabulary for every token"
 NO_BLOCK = "it is the first attention of no numbered block whose output is (batch, length, width)"
-NO_CALL = (
-    "no call to scaled_dot_product_attention was seen in it "
-    '(transformers models make it with attn_implementation="sdpa")'
-)
 
 
 def scan(
@@ -178,6 +177,7 @@ class Scan:
         documents = {name: documents for name, (_, documents) in self.streams.items()}
         with self.recorder.watch(documents):
             output = batch.forward(self.model)
+        self._refuse_unread()
         for name, (tokens, own) in self.streams.items():
             parts = [
                 tokens[row][own.index[row] == d] for d, (row, _) in enumerate(own.names.tolist())
@@ -200,10 +200,17 @@ class Scan:
             return
         stats = None
         if self.uses_stats:
-            stats = measure(call, exact_max_logit=self.options.max_logit)
+            stats = measure(call)
             self.engines.add(stats.engine)
         for metric in self.metrics:
             metric.attention(call, stats)
+
+    def _refuse_unread(self) -> None:
+        """Where one attention of a module was not found, the others would pass for all of it."""
+        for path, reason in self.recorder.unread.items():
+            for site in self.seen:
+                if within(path, site.path.partition("#")[0]) and site not in self.refused:
+                    self._refuse(site, reason)
 
     def _refuse(self, site: Site, reason: str) -> None:
         self.refused[site] = reason
@@ -342,8 +349,11 @@ class Scan:
     def _explain(self, rows: dict[str, list[Row]]) -> None:
         """Adds to `not_measured` what no metric could know of."""
         extra = Tables()
-        for path in unseen(self.model, [site.path for site in self.seen]):
-            extra.add("not_measured", [{"site": path, "metric": "all", "reason": NO_CALL}])
+        told = {**self.recorder.unread, **self.recorder.excluded}
+        for path, reason in unseen(self.model, list(self.seen), self.recorder.ran, told).items():
+            place = {"site": path, "stack": self._stack_of(path), "layer": number_of(path)}
+            row = {**place, "kind": "self", "metric": "all", "reason": reason}
+            extra.add("not_measured", [row])
         if not self.seen:
             extra.missing("all", "the model made no attention call that can be seen")
         if "perplexity" in self.names and self.no_perplexity and self.layers is None:
@@ -358,6 +368,11 @@ class Scan:
             if "activation" in self.names and self._selected(site) and site.path not in blocks:
                 extra.missing("m_act", NO_BLOCK, site)
         rows["not_measured"] += extra.rows.get("not_measured", [])
+
+    def _stack_of(self, path: str) -> str:
+        """The stack of a module that was not measured: as its path says, or as its neighbours'."""
+        others = (site.stack for site in self.seen)
+        return stack_of(path) or next(others, "decoder")
 
     def _name_tokens(self, rows: dict[str, list[Row]]) -> None:
         queries = {site.path: self._of_stream(seen.queries) for site, seen in self.seen.items()}
@@ -385,7 +400,8 @@ class Scan:
         digest = self.digests[0] if len(self.digests) == 1 else None
         if digest is None:
             digest = hashlib.sha256("".join(self.digests).encode()).hexdigest()
-        counts = [len(document) for document in self.tokens.get("", [])]
+        shown = self.tokens.get("", self.tokens.get("decoder", []))  # of sound, what is written
+        counts = [len(document) for document in shown]
         return {
             "samples": self.about["samples"],
             "documents": len(counts),

@@ -18,7 +18,7 @@ class Site:
 
     Attributes:
         path: the module's path, with `#n` behind it for the n-th further call in one pass.
-        stack: decoder, encoder, vision, …
+        stack: decoder, encoder, vision, …; "decoder 2" for a second one in the same blocks.
         kind: self or cross.
         layer: the model's own number of the layer in that stack.
         causal: no query sees a key after its own position.

@@ -121,7 +121,8 @@ class InterfaceTap:
             return original(module, query, key, value, attention_mask, **kwargs)
 
         if id(module) not in self._modules:
-            return own()
+            with torch._C.DisableTorchFunction():  # nor is it the other tap's business
+                return own()
         if NOT_TOKENS.search(type(module).__name__):
             self.on_other(NO_TOKENS)
             with torch._C.DisableTorchFunction():

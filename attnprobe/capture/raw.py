@@ -18,6 +18,7 @@ class RawCall:
         learned_keys: how many of the last keys are parameters, not tokens.
         is_matrix: the model wrote its n × n matrix out. Query and key are then of width 0, and the
             mask's dense part holds the logits as the softmax was given them.
+        documents: (B, T) which piece every token belongs to, where they came one by one.
         problem: why its figures could not be trusted.
     """
 
@@ -32,4 +33,5 @@ class RawCall:
     weight: Tensor | None = None
     learned_keys: int = 0
     is_matrix: bool = False
+    documents: Tensor | None = None
     problem: str | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from types import TracebackType
 from typing import Any
 
@@ -20,10 +21,12 @@ from attnprobe.capture.call import AttentionCall, Gate, Projection, Site
 from attnprobe.capture.documents import Documents
 from attnprobe.capture.gates import GateReader, fits, gate_behind
 from attnprobe.capture.interface import InterfaceTap
+from attnprobe.capture.kernels import KernelTap
 from attnprobe.capture.masks import Mask, as_rule
 from attnprobe.capture.projection import as_heads, read_gate, reordered, same_as
 from attnprobe.capture.raw import RawCall
 from attnprobe.capture.sdpa import SdpaTap
+from attnprobe.capture.segments import follows, joined
 from attnprobe.capture.sites import Sites
 from attnprobe.capture.trace import Frame, ModuleTrace, within
 from attnprobe.models.gate import Gate as GateModule
@@ -32,6 +35,10 @@ UNTOLD = "its rows are not those of the tokens, whose padding and documents cann
 NO_CONSUMER = "no linear map was found that reads the attention output"
 TWO_CONSUMERS = "several linear maps read the attention output: which is W_O cannot be told"
 REORDERED = "the module merges its heads in an order of its own, which no head's part is read from"
+UNREAD = (
+    "a softmax over scores was seen in it, but not where its matrix is multiplied with values "
+    "(mixed heads, blocks, or a matrix changed after the softmax)"
+)
 CHANGED = "a tensor was changed in place after the attention call"
 
 
@@ -51,6 +58,17 @@ class _Pending:
     holders: tuple[nn.Module, ...] = ()  # its module and the one around
     gates: list[Gate] = field(default_factory=list)
     read_twice: bool = False
+    pieces: list[RawCall] = field(default_factory=list)  # as they came, until they are joined
+
+    def __post_init__(self) -> None:
+        self.pieces.append(self.raw)
+
+    def join(self) -> None:
+        """Makes one call of the pieces that came one by one."""
+        if len(self.pieces) > 1:
+            self.raw = joined(self.pieces)
+            self.versions = _versions(self.raw)
+            self.pieces = [self.raw]
 
 
 class Recorder:
@@ -72,21 +90,30 @@ class Recorder:
         self.model = model
         self.on_call, self.on_block = on_call, on_block
         self.sites = Sites()
-        self._trace = ModuleTrace(model, self._on_exit)
-        self._tap = SdpaTap(self._on_attention, self._on_linear)
-        self._interface = InterfaceTap(model, self._on_attention, self._on_other)
+        self._trace = ModuleTrace(model, _unseen(self._on_exit))
+        self._tap = SdpaTap(self._on_attention, self._on_linear, self._owner)
+        self.unread: dict[str, str] = {}  # paths of softmaxes whose product was not seen
+        self._interface = InterfaceTap(model, _unseen(self._on_attention), self._on_other)
+        self._kernels = KernelTap(model, self._on_attention)
         self.excluded: dict[str, str] = {}  # paths of attention over other things than tokens
         self._projections: dict[Site, Projection] = {}
         self._gates = GateReader()
         self._start({})
 
+    @property
+    def ran(self) -> set[str]:
+        """Paths of the modules that ran in any pass."""
+        return self._trace.ran
+
     def _start(self, streams: dict[str, Documents]) -> None:
         self._streams = streams
         self._pending: list[_Pending] = []
         self._calls: dict[str, int] = {}
+        self._called: dict[str, Frame] = {}  # the run of a module in which it last called
         self._early_gates: dict[str, list[Gate]] = {}
         self._blocks: dict[str, Site] = {}
         self._rules: dict[tuple[Any, ...], tuple[Tensor, Mask]] = {}
+        self._sizes: set[tuple[str, int, int]] = set()  # of the calls that hold no matrix
 
     def watch(self, streams: dict[str, Documents]) -> Recorder:
         """Sets the documents of the next pass, by stack; "" is the stream of the tokens."""
@@ -97,6 +124,7 @@ class Recorder:
         self._trace.__enter__()
         self._tap.__enter__()
         self._interface.__enter__()
+        self._kernels.__enter__()
         return self
 
     def __exit__(
@@ -105,22 +133,30 @@ class Recorder:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._kernels.__exit__(kind, error, traceback)
         self._interface.__exit__(kind, error, traceback)
         self._tap.__exit__(kind, error, traceback)
         self._trace.__exit__(kind, error, traceback)
         if error is None:
             self._flush(lambda pending: True)
+            self._look_for_unread()
         self._start({})
 
     # what the taps report
 
     def _on_attention(self, raw: RawCall) -> None:
         frame = self._trace.running[-1] if self._trace.running else Frame("", self.model, ())
+        if not raw.is_matrix:
+            self._sizes.add((self._owner(), raw.query.shape[2], raw.key.shape[2]))
+        if self._continue(frame, raw):
+            return
         self._flush(lambda pending: pending.frame is frame)  # a call in the same module follows
         count = self._calls[frame.path] = self._calls.get(frame.path, -1) + 1
         path = f"{frame.path}#{count}" if count else frame.path
         is_cross = bool(getattr(frame.module, "is_cross_attention", False))
-        site = self.sites.name(path, raw.mask, is_cross, raw.learned_keys)
+        is_beside = self._called.get(frame.path) is frame
+        self._called[frame.path] = frame
+        site = self.sites.name(path, raw.mask, is_cross, raw.learned_keys, is_beside)
         numbered = [f for f in self._trace.running if f.path.rpartition(".")[2].isdigit()]
         around = [f for f in numbered if f is not frame] or numbered
         if around:
@@ -145,6 +181,36 @@ class Recorder:
             pending.consumed = pending.raw.output.transpose(1, 2)
         self._pending.append(pending)
 
+    def _continue(self, frame: Frame, raw: RawCall) -> bool:
+        """Whether a call goes on with the last one, on the next piece of the same tensors."""
+        last = self._pending[-1] if self._pending else None
+        if last is None or last.frame is not frame or not follows(last.pieces[-1], raw):
+            return False
+        last.pieces.append(raw)
+        return True
+
+    def _owner(self) -> str:
+        """The running module, or the one that it is a bare operation of, as nn.Softmax is."""
+        for frame in reversed(self._trace.running):
+            if any(True for _ in frame.module.children()) or any(
+                True for _ in frame.module.parameters()
+            ):
+                return frame.path
+        return ""
+
+    def _look_for_unread(self) -> None:
+        """Takes note of softmaxes that look like attention and were not found to be."""
+        modules = dict(self.model.named_modules())
+        lengths = {stream.ids.shape[1] for stream in self._streams.values()}
+        for seen in self._tap.softmaxes:
+            own = (seen.path, seen.n_queries, seen.n_keys)
+            if seen.was_read or own in self._sizes:
+                continue
+            is_square = {seen.n_queries, seen.n_keys} <= (lengths or {seen.n_keys})
+            is_named = "att" in type(modules.get(seen.path)).__name__.lower()
+            if seen.of_scores or (is_square and is_named):
+                self.unread[seen.path] = UNREAD
+
     def _on_other(self, reason: str) -> None:
         self.excluded[self._trace.running[-1].path if self._trace.running else ""] = reason
 
@@ -153,20 +219,16 @@ class Recorder:
         documents = self._streams.get("")
         rows, heads = raw.query.shape[:2]
         batch = len(documents.ids) if documents is not None else rows
-        if 1 not in (rows, heads) or rows == batch or rows * heads % batch:
+        is_told = raw.documents is not None or rows == batch or rows * heads % batch != 0
+        if is_told or 1 not in (rows, heads):
             return raw
         if heads != 1 and (raw.key.shape[1] % batch or raw.mask.heads not in (1, heads)):
             return raw
 
         def unfolded(x: Tensor) -> Tensor:
-            return x.reshape(batch, -1, *x.shape[2:])
+            return x.reshape(batch, x.shape[0] * x.shape[1] // batch, *x.shape[2:])
 
-        mask = raw.mask
-        if mask.dense is not None and mask.dense.shape[:2] == (rows, heads):
-            mask = replace(mask, dense=unfolded(mask.dense))
-        parts = (unfolded(x) for x in (raw.query, raw.key, raw.value, raw.output))
-        query, key, value, output = parts
-        return replace(raw, query=query, key=key, value=value, output=output, mask=mask)
+        return _relaid(raw, unfolded)
 
     def _ordered(self, pending: _Pending) -> RawCall:
         """The call with its rows as H·B instead of B·H, where that is what W_O was given."""
@@ -182,11 +244,7 @@ class Recorder:
 
         if not same_as(consumed, other(raw.output)):
             return raw
-        mask = raw.mask
-        if mask.dense is not None and mask.dense.shape[:2] == (batch, heads):
-            mask = replace(mask, dense=other(mask.dense))
-        query, key, value, output = map(other, (raw.query, raw.key, raw.value, raw.output))
-        return replace(raw, query=query, key=key, value=value, output=output, mask=mask)
+        return _relaid(raw, other)
 
     def _on_linear(self, input: Tensor, weight: Tensor) -> None:
         running = self._trace.running[-1].path if self._trace.running else ""
@@ -205,6 +263,7 @@ class Recorder:
 
     def _match(self, running: str, input: Tensor, weight: Tensor) -> None:
         for pending in self._pending:
+            pending.join()
             if pending.consumed is not None:
                 pending.read_twice |= pending.raw.weight is None and _is_same(
                     input, pending.consumed
@@ -266,6 +325,7 @@ class Recorder:
         done = [p for p in self._pending if ready(p)]
         self._pending = [p for p in self._pending if p not in done]
         for pending in done:
+            pending.join()
             pending.frame.read.clear()
             # under the model's own autocast the figures would be taken in its half precision
             with torch.autocast(pending.raw.query.device.type, enabled=False):
@@ -314,7 +374,8 @@ class Recorder:
         if gate is None and "gate" not in reasons:
             outer = (found for m in pending.holders if (found := gate_behind(m)) is not None)
             gate = next(outer, None)
-        mask = self._rule(raw.mask, keys) if queries is keys else raw.mask
+        is_rule = queries is keys and not raw.is_matrix
+        mask = self._rule(raw.mask, keys) if is_rule else raw.mask
         return AttentionCall(
             site=pending.site,
             query=raw.query,
@@ -348,7 +409,12 @@ class Recorder:
         """The documents on both sides; unpadded ones where the shape is not that of a stream."""
         batch, _, n_queries, _ = raw.query.shape
         n_keys = raw.key.shape[2]
-        queries = self._stream(site.stack, batch, n_queries, raw.query)
+        if raw.documents is not None:
+            pieces = Documents(raw.documents)
+            return pieces, pieces
+        if raw.mask.causal and raw.mask.offset > 0 and n_keys != n_queries:
+            return _cached(raw)
+        queries = self._stream(site.stack.partition(" ")[0], batch, n_queries, raw.query)
         if site.kind == "self" and n_keys == n_queries:
             return queries, queries
         if raw.learned_keys and site.kind == "self":  # of no document
@@ -357,8 +423,10 @@ class Recorder:
 
     def _untold(self, site: Site, own: Documents) -> bool:
         """Whether a call of text is in no stream, though there are padding or packed documents."""
-        if site.stack in ("vision", "audio"):
+        if site.stack.startswith(("vision", "audio")):
             return False
+        if "" not in self._streams and site.stack.startswith("encoder"):
+            return False  # what it reads is no text: nothing of it is padded
         is_known = any(stream.ids.shape == own.ids.shape for stream in self._streams.values())
         return not is_known and not self._are_whole()
 
@@ -373,8 +441,44 @@ class Recorder:
         return Documents.whole(batch, length, like.device)
 
 
+def _unseen(function: Callable[..., None]) -> Callable[..., None]:
+    """A function whose own calculations are none of the model's: the taps do not see them."""
+
+    @wraps(function)
+    def hidden(*args: Any) -> None:
+        with torch._C.DisableTorchFunction():
+            function(*args)
+
+    return hidden
+
+
+def _cached(raw: RawCall) -> tuple[Documents, Documents]:
+    """The documents of queries whose earlier keys come from a cache, and of all keys."""
+    batch, _, n_queries, _ = raw.query.shape
+    mask = raw.mask
+    real = mask.key_padding
+    if real is None:
+        real = torch.ones(batch, mask.n_keys, dtype=torch.bool, device=raw.query.device)
+    filled = torch.arange(mask.n_keys, device=real.device) < mask.offset + n_queries
+    keys = Documents.from_mask(real & filled)
+    return Documents(keys.ids[:, mask.offset : mask.offset + n_queries]), keys
+
+
+def _relaid(raw: RawCall, arrange: Callable[[Tensor], Tensor]) -> RawCall:
+    """A call with its rows and heads (B', H', …) arranged in another way."""
+    shape, mask, sinks = raw.query.shape[:2], raw.mask, raw.sinks
+    if mask.dense is not None and mask.dense.shape[:2] == shape:
+        mask = replace(mask, dense=arrange(mask.dense))
+    if sinks is not None and sinks.shape[:2] == shape:
+        sinks = arrange(sinks)
+    query, key, value, output = map(arrange, (raw.query, raw.key, raw.value, raw.output))
+    return replace(raw, query=query, key=key, value=value, output=output, mask=mask, sinks=sinks)
+
+
 def _versions(raw: RawCall) -> tuple[int, ...]:
-    tensors = (raw.query, raw.key, raw.value, raw.output)
+    tensors = [raw.query, raw.key, raw.value, raw.output]
+    if raw.is_matrix and raw.mask.dense is not None:
+        tensors.append(raw.mask.dense)
     return tuple(t._version if not t.is_inference() else 0 for t in tensors)
 
 

@@ -18,19 +18,51 @@ class Sites:
     def __init__(self) -> None:
         self._known: dict[str, Site] = {}
 
-    def name(self, path: str, mask: Mask, is_cross: bool, learned_keys: int = 0) -> Site:
-        """The site of a module path, from its first call."""
+    def name(
+        self,
+        path: str,
+        mask: Mask,
+        is_cross: bool,
+        learned_keys: int = 0,
+        is_beside: bool = False,
+    ) -> Site:
+        """The site of a module path, from its first call.
+
+        A second module in the same numbered block has the block's number too, in a stack that is
+        called `decoder 2`; a module that runs again, for layers share their weights, counts on.
+
+        Args:
+            path: with `#n` behind it for the n-th further call.
+            mask: of the call.
+            is_cross: the module says so itself.
+            learned_keys: how many of the last keys stand at no position.
+            is_beside: the module made another call in the same run.
+        """
         if path not in self._known:
             causal = not mask.sees_future(learned_keys)
             other_side = not mask.causal and mask.n_queries != mask.n_keys - learned_keys
             kind = "cross" if is_cross or other_side or CROSS.search(path) else "self"
-            stack = _stack(path) or ("decoder" if causal or kind == "cross" else "encoder")
-            taken = {s.layer for s in self._known.values() if (s.stack, s.kind) == (stack, kind)}
-            number = next((int(part) for part in path.split(".") if part.isdigit()), None)
-            if number is None or number in taken:
-                number = max(taken, default=-1) + 1
+            stack = stack_of(path) or ("decoder" if causal or kind == "cross" else "encoder")
+            stack, number = self._place(path, stack, kind, is_beside)
             self._known[path] = Site(path, stack, kind, number, causal)
         return self._known[path]
+
+    def _place(self, path: str, stack: str, kind: str, is_beside: bool) -> tuple[str, int]:
+        """The stack and the number in it that no other site of the kind has."""
+        number = number_of(path)
+        beside = [
+            site for site in self._known.values() if site.kind == kind and _base(site) == stack
+        ]
+        in_block = [site for site in beside if _block(site.path) == _block(path)]
+        is_again = any(_module(site.path) == _module(path) for site in in_block)
+        if in_block and (is_beside or not is_again):
+            number = in_block[-1].layer
+            rank = sum(site.layer == number for site in beside) + 1
+            return f"{stack} {rank}", number
+        taken = {site.layer for site in beside if site.stack == stack}
+        if number is None or number in taken:
+            number = max(taken, default=-1) + 1
+        return stack, number
 
     def __iter__(self) -> Iterator[Site]:
         return iter(self._known.values())
@@ -39,7 +71,30 @@ class Sites:
         return len(self._known)
 
 
-def _stack(path: str) -> str | None:
+def _base(site: Site) -> str:
+    return site.stack.partition(" ")[0]
+
+
+def _module(path: str) -> str:
+    return path.partition("#")[0]
+
+
+def _block(path: str) -> str:
+    """The innermost numbered module around a site, the site's own module where there is none."""
+    path = _module(path)
+    parts = path.split(".")
+    numbered = [n for n, part in enumerate(parts) if part.isdigit()]
+    return ".".join(parts[: numbered[-1] + 1]) if numbered else path
+
+
+def number_of(path: str) -> int | None:
+    """The first number in a module path: that of the layer, where layers are numbered."""
+    numbers = (part for part in _module(path).split(".") if part.isdigit())
+    return next((int(part) for part in numbers), None)
+
+
+def stack_of(path: str) -> str | None:
+    """The stack that a module path names, None where it names none."""
     for part in path.lower().split("."):
         words = re.split(r"[^a-z]+", part)  # "text" is in text_model, not in context_layers
         for stack in STACKS:

@@ -41,12 +41,17 @@ class ModuleTrace:
     Args:
         model: the model; modules reached under several names go by the first.
         on_exit: called with the frame and the output of every module that ends.
+
+    Attributes:
+        running: the modules that run now, the outermost first.
+        ran: paths of those that ran while it was entered.
     """
 
     def __init__(self, model: nn.Module, on_exit: Callable[[Frame, Any], None]) -> None:
         self.model = model
         self.on_exit = on_exit
         self.running: list[Frame] = []
+        self.ran: set[str] = set()
         self._handles: list[RemovableHandle] = []
 
     def __enter__(self) -> ModuleTrace:
@@ -72,6 +77,7 @@ class ModuleTrace:
 
     def _enter(self, path: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self.ran.add(path)
             self.running.append(Frame(path, module, (*args, *kwargs.values())))
 
         return hook
