@@ -1,192 +1,205 @@
 """Exact softmax statistics under any mask, one block of queries at a time.
 
-A block of logits is reduced to sums and dropped, so memory is linear in the length. The first key
-is left out of the block's sums and put back in closed form (`attnprobe.engine.stats.close_row`).
+A block of logits is reduced to sums while it lies in the cache, and dropped: memory is linear in
+the length. Beside the product of queries and keys six passes are made over it: the largest logit,
+the softmax, its largest share and its sum, sum_j A[i, j] s[i, j], and sum_i A[i, j]. The first key
+is left out of the block and put back in closed form (`attnprobe.engine.stats.close_row`), so that
+no digit is lost where it takes nearly all of a row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
 
 from attnprobe.capture.call import AttentionCall
+from attnprobe.engine.coverage import Coverage, cover
+from attnprobe.engine.plan import Block, Task, length, tasks
+from attnprobe.engine.products import logits
 from attnprobe.engine.stats import NEVER, AttentionStats, close_row
 
-BLOCK_ELEMENTS = {"cpu": 1 << 20}  # logits in one block: 4 MB of float32 stay in the cache
-BLOCK_ELEMENTS_ACCELERATOR = 1 << 26
-BLOCK_ROWS = 128
+WORTH_THREADS = 1 << 20  # pairs of a call, below which threads cost more than they save
 
 
 def measure(call: AttentionCall) -> AttentionStats:
     """Reduces one call; half precision is upcast to float32, float64 stays."""
-    sums = _Sums(call)
-    for part in _parts(call):
-        _reduce(call, part, sums)
+    sums = _Sums(call, cover(call))
+    planned = deque(tasks(call, sums.coverage, sums.dtype))
+    threads = min(torch.get_num_threads(), len(planned))
+    if call.query.device.type != "cpu" or int(sums.coverage.seen.sum()) < WORTH_THREADS:
+        threads = 1
+    if threads > 1:
+        _in_threads(planned, sums, threads)
+    else:
+        _work(planned, sums)
     return sums.stats()
 
 
-class _Part:
-    """A run of batch rows × key heads × queries small enough to hold its logits."""
+def _work(planned: deque[Task], sums: _Sums) -> None:
+    """Takes tasks until none is left."""
+    scratch = sums.leading.new_empty(2, 0)  # fresh memory for every block would cost a third more
+    while True:
+        try:
+            task = planned.popleft()
+        except IndexError:
+            return
+        scratch = sums.add(task, scratch)
 
-    def __init__(self, batch: slice, key_heads: slice, group: int, rows: slice) -> None:
-        self.batch, self.key_heads, self.rows = batch, key_heads, rows
-        self.heads = slice(key_heads.start * group, key_heads.stop * group)
 
+def _in_threads(planned: deque[Task], sums: _Sums, threads: int) -> None:
+    """One core a thread: a block stays in the cache of the core that made it."""
+    is_inference = torch.is_inference_mode_enabled()
+    before = torch.get_num_threads()
 
-def _parts(call: AttentionCall) -> Iterator[_Part]:
-    n_batch, n_heads, n_queries, _ = call.query.shape
-    n_key_heads, n_keys = call.key.shape[1:3]
-    group = n_heads // n_key_heads
-    room = BLOCK_ELEMENTS.get(call.query.device.type, BLOCK_ELEMENTS_ACCELERATOR)
-    height = max(1, min(n_queries, BLOCK_ROWS, room // max(1, group * n_keys)))
-    units = max(1, room // max(1, group * n_keys * height))  # (row, key head) pairs a block
-    heads_step = min(n_key_heads, units)
-    batch_step = max(1, units // n_key_heads)
-    for b in range(0, n_batch, batch_step):
-        batch = slice(b, min(b + batch_step, n_batch))
-        for k in range(0, n_key_heads, heads_step):
-            key_heads = slice(k, min(k + heads_step, n_key_heads))
-            for start in range(0, n_queries, height):
-                rows = slice(start, min(start + height, n_queries))
-                yield _Part(batch, key_heads, group, rows)
+    def alone(_: int) -> None:
+        torch.set_num_threads(1)
+        with torch.inference_mode(is_inference), torch.no_grad():
+            _work(planned, sums)
+
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(alone, range(threads)))
+    finally:
+        torch.set_num_threads(before)
 
 
 class _Sums:
-    """The outputs while they fill up."""
+    """The outputs while they fill up; `other` is the row without the document's first key."""
 
-    def __init__(self, call: AttentionCall) -> None:
-        n_batch, n_heads, n_queries, _ = call.query.shape
-        n_keys = call.key.shape[2]
-        device = call.query.device
+    def __init__(self, call: AttentionCall, coverage: Coverage) -> None:
+        rows = call.query.shape[:3]  # (B, H, Tq)
+        self.call, self.coverage = call, coverage
         self.dtype = torch.promote_types(call.query.dtype, torch.float32)
-        masks = call.mask.heads
+        like = torch.empty(0, dtype=self.dtype, device=call.query.device)
+        self.leading = like.new_full((*rows, coverage.leading.shape[-1]), NEVER)  # logits
+        self.other_top = like.new_full(rows, NEVER)
+        self.other_lse = like.new_full(rows, NEVER)
+        self.other_entropy = like.new_zeros(rows)
+        self.mass = like.new_zeros(*rows[:2], call.key.shape[2])
+        self.sinks = None if call.sinks is None else call.sinks.to(like).expand(rows)
 
-        def real(*shape: int, fill: float = 0.0) -> Tensor:
-            return torch.full(shape, fill, dtype=self.dtype, device=device)
+    def add(self, task: Task, scratch: Tensor) -> Tensor:
+        """Reduces the blocks of a task; tasks may run at once, for none adds to another's sums.
 
-        def count(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=torch.long, device=device)
+        Args:
+            task: from `attnprobe.engine.plan`.
+            scratch: (2, n) memory to work in; returned, or what had to take its place.
+        """
+        query = self.call.query[task.batch, task.heads]  # (b, H', Tq, d)
+        key = self.call.key[task.batch, task.key_heads].to(self.dtype).contiguous()
+        for block in task.blocks:
+            shape = *query.shape[:2], length(block.rows), length(block.keys)
+            size = math.prod(shape)
+            if scratch.shape[1] < size:
+                scratch = scratch.new_empty(2, size)
+            values, weights = (part[:size].view(shape) for part in scratch)  # (b, H', r, c)
+            scaled = query[:, :, block.rows].to(self.dtype) * self.call.scale
+            self._fill(values, scaled, key[:, :, block.keys], task, block)
+            self._reduce(values, weights, task, block)
+        return scratch
 
-        self.leading = call.keys.leading_for(call.queries)  # (B, Tq, 4)
-        self.is_token = call.queries.valid  # (B, Tq)
-        self.visible = count(n_batch, masks, n_queries)
-        self.sees_first = count(n_batch, masks, n_queries).bool()
-        self.first, self.first4, self.null, self.lse, self.entropy, self.entropy_nosink = (
-            real(n_batch, n_heads, n_queries) for _ in range(6)
-        )
-        self.mass = real(n_batch, n_heads, n_keys)
-        self.seen = count(n_batch, masks, n_keys)
-        self.max_logit = real(n_batch, n_heads, fill=-torch.inf)
+    def _fill(self, out: Tensor, query: Tensor, key: Tensor, task: Task, block: Block) -> None:
+        """Writes the logits as the softmax sees them, NEVER where a key is hidden.
+
+        Args:
+            out: (b, H', r, c).  query: (b, H', r, d), scaled.  key: (b, K', c, d).
+        """
+        call, (n_batch, n_key_heads, n_keys, width) = self.call, key.shape
+        grouped = query.reshape(n_batch * n_key_heads, -1, width)  # heads of a group share its keys
+        logits(grouped, key.flatten(0, 1), out.view(*grouped.shape[:2], n_keys))
+        if call.softcap is not None:
+            out.div_(call.softcap).tanh_().mul_(call.softcap)
+        at = (block.rows, block.keys, task.batch, task.heads)
+        bias = call.mask.bias(*at)
+        if bias is not None:
+            out.add_(bias.to(self.dtype))
+        if block.hidden is None:
+            visible = call.mask.visible(*at)
+            if visible is not None:
+                out.masked_fill_(~visible, NEVER)
+            return
+        for columns, where in block.hidden:
+            out[..., columns].masked_fill_(where, NEVER)
+
+    def _reduce(self, values: Tensor, weights: Tensor, task: Task, block: Block) -> None:
+        """Adds up a block of logits, which are lost; `weights` is memory of the same size."""
+        at = (task.batch, task.heads, block.rows)
+        own = task.heads if self.coverage.sees.shape[1] > 1 else slice(None)  # of their masks
+        rest = [] if self.sinks is None else [self.sinks[at]]  # (b, H', r) not in the block
+        if block.leading is not None:
+            self.leading[at] = self._take_out(values, block.leading, block.unseen[:, own])
+            rest.append(self.leading[at][..., 0])
+        top = values.amax(-1)  # (b, H', r)
+        torch.softmax(values, -1, out=weights)
+        total = weights.sum(-1)  # 1 but for rounding
+        lse = top - (weights.amax(-1) / total).log_()
+        full = lse
+        for logit in rest:
+            full = torch.logaddexp(full, logit)
+        share = (lse - full).exp_().mul_(block.counts[:, own]).div_(total)
+        mass = self.mass[task.batch, task.heads, block.keys]  # a view
+        mass += (share[..., None, :] @ weights)[..., 0, :]
+        self.other_top[at] = top
+        self.other_lse[at] = lse
+        self.other_entropy[at] = lse - values.mul_(weights).sum(-1).div_(total)
+
+    @staticmethod
+    def _take_out(values: Tensor, leading: Tensor, unseen: Tensor) -> Tensor:
+        """(b, H', r, 4) logits of the first keys; the very first is not in the block from now on.
+
+        Args:
+            values: (b, H', r, c) the block.
+            leading: (b, 1, r, 4) where the keys are, anywhere for those not seen.
+            unseen: (b, h, r, 4) which are not.
+        """
+        index = leading.expand(-1, values.shape[1], -1, -1)
+        there = values.gather(-1, index)
+        found = there.masked_fill(unseen, NEVER)
+        left = there[..., :1].masked_fill_(~unseen[..., :1], NEVER)  # what stays in its place
+        values.scatter_(-1, index[..., :1], left)
+        return found
 
     def stats(self) -> AttentionStats:
-        visible = self.visible * self.is_token[:, None]
+        """Puts the first keys back."""
+        coverage = self.coverage
+        valid = coverage.visible > 0  # (B, h, Tq)
+        first_logit = self.leading[..., 0]
+        other_lse = self.other_lse.masked_fill_(~coverage.others, NEVER)
+        other_entropy = self.other_entropy.clamp_min_(0).masked_fill_(~coverage.others, 0)
+        lse, entropy = close_row(first_logit, other_lse, other_entropy)
+        full, null = lse, torch.zeros_like(lse)
+        if self.sinks is not None:
+            full = torch.logaddexp(lse, self.sinks)
+            null = (self.sinks - full).exp()
+        leading = (self.leading - full[..., None]).exp() * coverage.sees  # (B, H, Tq, 4)
+        first = leading[..., 0]
+        top = torch.maximum(self.other_top, first_logit)
+
+        def kept(values: Tensor) -> Tensor:
+            return values.masked_fill(~valid, 0)
+
         return AttentionStats(
-            valid=visible > 0,
-            visible=visible,
-            sees_first=self.sees_first & (visible > 0),
-            first=self.first,
-            first4=self.first4,
-            null=self.null,
-            lse=self.lse,
-            entropy=self.entropy,
-            entropy_nosink=self.entropy_nosink,
-            mass=self.mass,
-            seen=self.seen,
-            max_logit=self.max_logit,
+            valid=valid,
+            visible=coverage.visible,
+            sees_first=coverage.sees[..., 0],
+            first=first,
+            first4=leading.sum(-1),
+            null=kept(null),
+            lse=kept(lse),
+            entropy=kept(entropy),
+            entropy_nosink=other_entropy,
+            mass=self.mass + self._first_mass(first),
+            seen=coverage.seen,
+            max_logit=top.masked_fill(~valid, -torch.inf).amax(-1),
             engine="blocks",
         )
 
-
-def _logits(call: AttentionCall, part: _Part, keys: slice, dtype: torch.dtype) -> Tensor:
-    """(b, H', Tq', Tk') as the softmax sees them, hidden keys not yet taken out."""
-    query = call.query[part.batch, part.heads, part.rows].to(dtype) * call.scale
-    key = call.key[part.batch, part.key_heads, keys].to(dtype)
-    n_batch, n_heads, n_rows, width = query.shape
-    grouped = query.reshape(n_batch, key.shape[1], -1, width)  # heads of a group share their keys
-    logits = (grouped @ key.mT).view(n_batch, n_heads, n_rows, key.shape[2])
-    if call.softcap is not None:
-        logits = logits.div_(call.softcap).tanh_().mul_(call.softcap)
-    bias = call.mask.bias(part.rows, keys, part.batch, part.heads)
-    return logits if bias is None else logits.add_(bias.to(dtype))
-
-
-def _reduce(call: AttentionCall, part: _Part, sums: _Sums) -> None:
-    keys = call.mask.span(part.rows)
-    if keys.start >= keys.stop:
-        return
-    logits = _logits(call, part, keys, sums.dtype)  # (b, H', Tq', Tk')
-    n_batch, n_heads, n_rows, n_keys = logits.shape
-    visible = call.mask.visible(part.rows, keys, part.batch, part.heads)
-    if visible is None:
-        visible = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=logits.device)
-    else:
-        logits = logits.masked_fill_(~visible, NEVER)
-    visible = visible.expand(-1, -1, n_rows, n_keys)
-    is_token = sums.is_token[part.batch, None, part.rows]  # (b, 1, Tq')
-    counts = visible.sum(-1)  # (b, h, Tq')
-    valid = is_token & (counts > 0)  # (b, h, Tq')
-
-    leading = sums.leading[part.batch, part.rows] - keys.start  # (b, Tq', 4)
-    inside = (leading >= 0) & (leading < n_keys)
-    leading = leading.clamp(0, n_keys - 1)
-    at = leading[:, None].expand(-1, n_heads, -1, -1)  # (b, H', Tq', 4)
-    sees = (
-        visible.expand(n_batch, -1, -1, -1).gather(
-            -1, leading[:, None].expand(-1, visible.shape[1], -1, -1)
-        )
-        & inside[:, None]
-    )  # (b, h, Tq', 4)
-    sees_first = sees[..., 0]
-
-    top = logits.amax(-1)  # (b, H', Tq')
-    at_first = at[..., :1]
-    first_logit = logits.gather(-1, at_first)[..., 0].masked_fill(~sees_first, NEVER)
-    keep = logits.gather(-1, at_first).masked_fill(sees_first[..., None], NEVER)
-    logits.scatter_(-1, at_first, keep)
-
-    others = counts - sees_first.long() > 0  # (b, h, Tq') a key besides the first is seen
-    peak = logits.amax(-1, keepdim=True)  # (b, H', Tq', 1)
-    logits.sub_(peak)
-    weights = logits.exp()
-    leading_weights = weights.gather(-1, at[..., 1:])  # (b, H', Tq', 3)
-    total = weights.sum(-1)
-    mean_logit = logits.mul_(weights).sum(-1) / total  # of s - peak, at most 0
-    other_entropy = (total.log() - mean_logit).clamp_min(0).masked_fill(~others, 0)
-    other_lse = (peak[..., 0] + total.log()).masked_fill(~others, NEVER)
-
-    lse, entropy = close_row(first_logit, other_lse, other_entropy)
-    full = lse
-    if call.sinks is not None:
-        sinks = call.sinks.to(lse).expand(*call.query.shape[:3])
-        sinks = sinks[part.batch, part.heads, part.rows]
-        full = torch.logaddexp(lse, sinks)
-        _store(sums.null, part, (sinks - full).exp(), valid)
-
-    first = (first_logit - full).exp() * sees_first
-    scale = (peak[..., 0] - full).exp() * (valid & others)  # from weights to attention
-    following = (leading_weights * sees[..., 1:]).sum(-1) * scale
-
-    _store(sums.first, part, first, valid)
-    _store(sums.first4, part, first + following, valid)
-    _store(sums.lse, part, lse, valid)
-    _store(sums.entropy, part, entropy, valid)
-    _store(sums.entropy_nosink, part, other_entropy, valid)
-
-    mass = sums.mass[part.batch, part.heads, keys]  # a view
-    mass += (scale[..., None, :] @ weights)[..., 0, :]  # (b, H', Tk')
-    mass.scatter_add_(-1, at_first[..., 0], first * valid)
-    best = top.masked_fill(~valid, -torch.inf).amax(-1)
-    sums.max_logit[part.batch, part.heads] = torch.maximum(
-        sums.max_logit[part.batch, part.heads], best
-    )
-    if sums.seen.shape[1] > 1 or part.heads.start == 0:  # a shared mask is counted once
-        own = part.heads if sums.seen.shape[1] > 1 else slice(0, 1)
-        sums.visible[part.batch, own, part.rows] = counts
-        sums.sees_first[part.batch, own, part.rows] = sees_first
-        sums.seen[part.batch, own, keys] += (visible & valid[..., None]).sum(-2)
-
-
-def _store(target: Tensor, part: _Part, values: Tensor, valid: Tensor) -> None:
-    target[part.batch, part.heads, part.rows] = values.masked_fill(~valid, 0)
+    def _first_mass(self, first: Tensor) -> Tensor:
+        """(B, H, Tk) what the first keys get, which is in no block's sums."""
+        wide = first if first.device.type == "mps" else first.double()
+        at = self.coverage.leading[:, None, :, 0].clamp_min(0).expand_as(first)
+        return wide.new_zeros(self.mass.shape).scatter_add_(2, at, wide).to(first.dtype)

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from attnprobe.capture import AttentionCall, Documents, Mask, Site
-from attnprobe.engine import AttentionStats, blocks, fused
-from attnprobe.engine import measure as fastest
+from attnprobe.engine import AttentionStats, measure, plan
 
 SITE = Site("layers.0.attention", "decoder", "self", 0)
 BATCH, HEADS, WIDTH = 2, 4, 8
@@ -234,14 +233,6 @@ def expected(case: Case, call: AttentionCall) -> tuple[reference.Stats, float]:
     return reference.stats(dense, call.queries.ids, call.keys.ids), largest
 
 
-def measured(call: AttentionCall) -> list[AttentionStats]:
-    """By every engine that takes the call."""
-    found = [blocks.measure(call)]
-    if fused.supports(call):
-        found.append(fused.measure(call))
-    return found
-
-
 def assert_agrees(got: AttentionStats, want: reference.Stats, largest: float) -> None:
     exact = {"rtol": 0, "atol": 0}
     for name in ("valid", "visible", "sees_first", "sees_other", "seen"):
@@ -250,9 +241,6 @@ def assert_agrees(got: AttentionStats, want: reference.Stats, largest: float) ->
     loose = {"rtol": 1e-5, "atol": 1e-5 + 5e-7 * largest}
     for name in ("first", "first4", "null", "lse", "entropy", "max_logit"):
         mine, theirs = getattr(got, name), getattr(want, name)
-        if mine is None:  # not every engine comes by the largest logit
-            assert (name, got.engine) == ("max_logit", "fused")
-            continue
         torch.testing.assert_close(
             mine.double(), theirs, msg=lambda m, n=name: f"{n}: {m}", **loose
         )
@@ -270,8 +258,7 @@ def assert_agrees(got: AttentionStats, want: reference.Stats, largest: float) ->
 
 def assert_all_agree(case: Case, call: AttentionCall) -> None:
     want, largest = expected(case, call)
-    for got in measured(call):
-        assert_agrees(got, want, largest)
+    assert_agrees(measure(call), want, largest)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -305,7 +292,7 @@ def test_soft_cap_and_learned_sinks(
     call = make_call(case, size=2.0, softcap=softcap, sinks=logits)
     assert_all_agree(case, call)
     if sinks == "none":
-        assert not any(bool(got.null.any()) for got in measured(call))
+        assert not bool(measure(call).null.any())
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -315,8 +302,8 @@ def test_any_block_size(
 ) -> None:
     case = CASES[name](37)
     call = make_call(case, sinks=learned_sinks("per head", case.mask.n_queries))
-    monkeypatch.setitem(blocks.BLOCK_ELEMENTS, "cpu", elements)
-    monkeypatch.setattr(blocks, "BLOCK_ROWS", rows)
+    monkeypatch.setitem(plan.BLOCK_ELEMENTS, "cpu", elements)
+    monkeypatch.setattr(plan, "BLOCK_ROWS", rows)
     assert_all_agree(case, call)
 
 
@@ -333,15 +320,13 @@ def test_equal_logits_are_uniform(name: str) -> None:
     """Uniform attention has H = ln n, a first mass of 1 / n and the logits' own maximum."""
     case = CASES[name](64)
     zero = torch.zeros(BATCH, HEADS, 64, WIDTH)
-    for got in measured(make_call(case, q=zero, size=3.0)):
-        count = got.visible.expand_as(got.entropy).double()
-        valid = got.valid.expand_as(got.entropy)
-        torch.testing.assert_close(
-            got.entropy[valid].double(), count[valid].log(), rtol=0, atol=2e-6
-        )
-        seen = got.sees_first.expand_as(got.first)
-        torch.testing.assert_close(got.first[seen].double(), 1 / count[seen], rtol=1e-6, atol=0)
-        assert got.max_logit is None or bool((got.max_logit == 0).all())
+    got = measure(make_call(case, q=zero, size=3.0))
+    count = got.visible.expand_as(got.entropy).double()
+    valid = got.valid.expand_as(got.entropy)
+    torch.testing.assert_close(got.entropy[valid].double(), count[valid].log(), rtol=0, atol=2e-6)
+    seen = got.sees_first.expand_as(got.first)
+    torch.testing.assert_close(got.first[seen].double(), 1 / count[seen], rtol=1e-6, atol=0)
+    assert got.max_logit is None or bool((got.max_logit == 0).all())
 
 
 @pytest.mark.parametrize("column", [0, 3])
@@ -351,13 +336,13 @@ def test_one_hot_rows_have_no_entropy(column: int) -> None:
     query[..., 0] = 1.0
     key = torch.zeros(BATCH, 1, 16, WIDTH)
     key[..., column, 0] = 1e4
-    for got in measured(make_call(case, q=query, k=key)):
-        assert float(got.entropy.abs().max()) == 0.0
-        assert bool((got.first == (1.0 if column == 0 else 0.0)).all())
-        if column == 0:  # the other fifteen are equal
-            torch.testing.assert_close(
-                got.entropy_nosink, torch.full_like(got.entropy, 15.0).log(), rtol=1e-6, atol=0
-            )
+    got = measure(make_call(case, q=query, k=key))
+    assert float(got.entropy.abs().max()) == 0.0
+    assert bool((got.first == (1.0 if column == 0 else 0.0)).all())
+    if column == 0:  # the other fifteen are equal
+        torch.testing.assert_close(
+            got.entropy_nosink, torch.full_like(got.entropy, 15.0).log(), rtol=1e-6, atol=0
+        )
 
 
 @pytest.mark.parametrize("rest", [1e-3, 1e-5, 1e-7, 1e-10, 1e-30])
@@ -376,10 +361,10 @@ def test_entropy_without_the_sink_holds_at_any_sink(rest: float, dtype: torch.dt
     want, _ = expected(case, call)
     where = want.sees_other
     assert float((1 - want.first[..., -1]).max()) < 20 * rest
-    for got in measured(call):
-        error = (got.entropy_nosink.double() - want.entropy_nosink)[where].abs().max()
-        assert float(error) < 1e-6
-        assert float((got.entropy.double() - want.entropy).abs().max()) < 1e-6
+    got = measure(call)
+    error = (got.entropy_nosink.double() - want.entropy_nosink)[where].abs().max()
+    assert float(error) < 1e-6
+    assert float((got.entropy.double() - want.entropy).abs().max()) < 1e-6
 
 
 def test_a_masked_first_key_is_no_sink() -> None:
@@ -389,7 +374,7 @@ def test_a_masked_first_key_is_no_sink() -> None:
     visible[..., 0] = False
     case = Case(Mask(n, n, dense=visible), visible)
     call = make_call(case)
-    got, (want, largest) = blocks.measure(call), expected(case, call)
+    got, (want, largest) = measure(call), expected(case, call)
     assert_agrees(got, want, largest)
     assert not bool(got.sees_first.any())
     torch.testing.assert_close(got.entropy, got.entropy_nosink)
@@ -397,29 +382,13 @@ def test_a_masked_first_key_is_no_sink() -> None:
 
 def test_half_precision_is_upcast_and_double_stays() -> None:
     case = causal(8)
-    for got in measured(make_call(case, dtype=torch.bfloat16)):
-        assert got.entropy.dtype == torch.float32
+    got = measure(make_call(case, dtype=torch.bfloat16))
+    assert got.entropy.dtype == torch.float32
     call = make_call(causal(200), dtype=torch.float64)
     want, _ = expected(causal(200), call)
-    for got in measured(call):
-        torch.testing.assert_close(got.entropy, want.entropy, rtol=0, atol=1e-12)
-        torch.testing.assert_close(got.mass, want.mass, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.skipif(not fused.available(), reason="this torch lacks the operator")
-@pytest.mark.parametrize(
-    "name", ["full", "causal", "cross", "left_padding", "right_padding", "packed"]
-)
-def test_plain_softmax_takes_the_faster_engine(name: str) -> None:
-    call = make_call(CASES[name](20))
-    assert fastest(call).engine == "fused"
-    assert fastest(call, exact_max_logit=True).engine == "blocks"
-
-
-@pytest.mark.parametrize("name", ["window", "leaking", "by_head", "cached", "prefix", "alibi"])
-def test_other_softmax_takes_blocks(name: str) -> None:
-    assert fastest(make_call(CASES[name](20))).engine == "blocks"
-    assert fastest(make_call(causal(20), softcap=5.0)).engine == "blocks"
+    got = measure(call)
+    torch.testing.assert_close(got.entropy, want.entropy, rtol=0, atol=1e-12)
+    torch.testing.assert_close(got.mass, want.mass, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -432,14 +401,14 @@ def test_what_hides_a_key_in_a_mask_of_numbers(value: float, dtype: torch.dtype)
     i, j = grid(n, n)
     value = max(value, torch.finfo(dtype).min) if value > -torch.inf else value
     bias = torch.zeros(1, 1, n, n, dtype=torch.float32).masked_fill(j > i, value).to(dtype)
-    got = fastest(make_call(Case(Mask(n, n, dense=bias)), dtype=dtype))
+    got = measure(make_call(Case(Mask(n, n, dense=bias)), dtype=dtype))
     assert got.visible[0, 0].tolist() == list(range(1, n + 1))
 
 
 def test_a_bias_as_large_as_a_logit_hides_nothing() -> None:
     bias = torch.full((1, 1, 5, 5), -1e4)
     bias[..., 0] = 0.0
-    got = fastest(make_call(Case(Mask(5, 5, dense=bias), None, bias)))
+    got = measure(make_call(Case(Mask(5, 5, dense=bias), None, bias)))
     assert bool((got.visible == 5).all())
 
 
@@ -494,7 +463,7 @@ def test_random_masks(
     case = Case(mask, visible, None, query_ids, key_ids)
     call = make_call(case, size=size)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(blocks.BLOCK_ELEMENTS, "cpu", elements)
+        patch.setitem(plan.BLOCK_ELEMENTS, "cpu", elements)
         assert_all_agree(case, call)
 
 
