@@ -6,13 +6,14 @@ import hashlib
 import inspect
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from attnprobe.capture import Documents
+from attnprobe.capture.swap import swapped
 from attnprobe.errors import InputError
 
 TOKENS_A_BATCH = {"cpu": 4096}
@@ -167,11 +168,21 @@ def evaluated(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def _uncompiled() -> AbstractContextManager[Any]:
+@contextmanager
+def _uncompiled() -> Iterator[None]:
     """Takes effect for modules compiled before or after; torch before 2.6 knows no such thing."""
     stance = getattr(torch.compiler, "set_stance", None)
-    compiled = "torch._dynamo" in sys.modules  # otherwise nothing is, and the import takes seconds
-    return stance("force_eager") if stance is not None and compiled else nullcontext()
+    flex: Any = sys.modules.get("torch.nn.attention.flex_attention")
+    plainly = "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"  # or flex_attention compiles itself
+    has_switch = hasattr(flex, plainly)
+    # the import of the compiler takes seconds, and mostly there is nothing compiled
+    compiled = "torch._dynamo" in sys.modules or (flex is not None and not has_switch)
+    with ExitStack() as undo:
+        if stance is not None and compiled:
+            undo.enter_context(stance("force_eager"))
+        if has_switch:
+            undo.enter_context(swapped(flex, plainly, True))
+        yield
 
 
 def device_of(model: nn.Module) -> torch.device:

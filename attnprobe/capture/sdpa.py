@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from attnprobe.capture.flex import flex, is_flex
 from attnprobe.capture.linear import Weights, read_linear
 from attnprobe.capture.masks import Mask
 from attnprobe.capture.products import read_product
@@ -64,6 +65,10 @@ class SdpaTap(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if is_flex(func):
+            result, call = flex(func, *args, **kwargs)
+            self.on_call(call)
+            return result
         result = func(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             self.on_call(read_sdpa(result, *args, **kwargs))

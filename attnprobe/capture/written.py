@@ -311,9 +311,11 @@ def _call(
     def arranged(x: Tensor, letters: str, order: list[str], *shape: int) -> Tensor:
         spare = [d for d, c in enumerate(letters) if c not in order]  # broadcast: of size 1
         missing = [c for c in order if c not in letters]
-        x = x[(..., *[None] * len(missing))]
+        for _ in missing:
+            x = x[..., None]
         x = x.permute([(letters + "".join(missing)).index(c) for c in order] + spare)
-        x = x[(..., *[0] * len(spare))]
+        for _ in spare:
+            x = x[..., 0]
         return x.expand([sizes[c] for c in order]).reshape(shape)
 
     order = [batch, *heads, query, key]
