@@ -19,6 +19,11 @@ GATE = re.compile(r"gate|(^|_)g(_|$)", re.IGNORECASE)
 NORM = re.compile(r"norm", re.IGNORECASE)
 
 
+def feeds_forward(path: str, scope: str) -> bool:
+    """Whether a module within a scope is of a feed-forward part, by its path."""
+    return bool(FEED_FORWARD.search(path[len(scope) :]))
+
+
 @dataclass(frozen=True, eq=False)
 class Ran:
     """A module that ran around an attention call.

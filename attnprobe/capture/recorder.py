@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attnprobe.capture.around import Ran
+from attnprobe.capture.around import Ran, feeds_forward
 from attnprobe.capture.call import AttentionCall, Gate, Projection, Site
 from attnprobe.capture.documents import Documents
 from attnprobe.capture.gates import GateReader, fits, gate_behind
@@ -285,7 +285,7 @@ class Recorder:
             self._on_gate(frame, read_gate(frame.module, output))
         for pending in self._pending:
             inside = frame is not pending.frame and within(frame.path, pending.scope)
-            if inside and pending.consumed is None:
+            if inside and pending.consumed is None and not feeds_forward(frame.path, pending.scope):
                 self._note(pending, frame, output)
         if self._trace.running:
             parent = self._trace.running[-1]
@@ -427,7 +427,7 @@ class Recorder:
             return False
         if "" not in self._streams and site.stack.startswith("encoder"):
             return False  # what it reads is no text: nothing of it is padded
-        is_known = any(stream.ids.shape == own.ids.shape for stream in self._streams.values())
+        is_known = any(_are_same(stream, own) for stream in self._streams.values())
         return not is_known and not self._are_whole()
 
     def _are_whole(self) -> bool:
@@ -439,6 +439,13 @@ class Recorder:
             if stream is not None and stream.ids.shape == (batch, length):
                 return stream.to(like.device)
         return Documents.whole(batch, length, like.device)
+
+
+def _are_same(stream: Documents, own: Documents) -> bool:
+    """Whether documents are those of a stream, be it without its padding and in one row."""
+    if stream.ids.shape == own.ids.shape:
+        return True
+    return stream.lengths.tolist() == own.lengths.tolist()
 
 
 def _unseen(function: Callable[..., None]) -> Callable[..., None]:
