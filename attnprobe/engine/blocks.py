@@ -109,8 +109,11 @@ class _Sums:
             out: (b, H', r, c).  query: (b, H', r, d), scaled.  key: (b, K', c, d).
         """
         call, (n_batch, n_key_heads, n_keys, width) = self.call, key.shape
-        grouped = query.reshape(n_batch * n_key_heads, -1, width)  # heads of a group share its keys
-        logits(grouped, key.flatten(0, 1), out.view(*grouped.shape[:2], n_keys))
+        if call.is_matrix:  # the logits are all in the mask
+            out.zero_()
+        else:  # heads of a group share its keys
+            grouped = query.reshape(n_batch * n_key_heads, -1, width)
+            logits(grouped, key.flatten(0, 1), out.view(*grouped.shape[:2], n_keys))
         if call.softcap is not None:
             out.div_(call.softcap).tanh_().mul_(call.softcap)
         at = (block.rows, block.keys, task.batch, task.heads)
@@ -195,7 +198,7 @@ class _Sums:
             mass=self.mass + self._first_mass(first),
             seen=coverage.seen,
             max_logit=top.masked_fill(~valid, -torch.inf).amax(-1),
-            engine="blocks",
+            engine="matrix" if self.call.is_matrix else "blocks",
         )
 
     def _first_mass(self, first: Tensor) -> Tensor:
