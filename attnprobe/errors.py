@@ -17,6 +17,10 @@ class InputError(AttnprobeError):
     """Text, tokens or options that cannot be measured as asked."""
 
 
+class TooLargeError(AttnprobeError):
+    """What was asked for takes more memory than is free."""
+
+
 class NothingMeasuredError(AttnprobeError):
     """The model ran, but no figure that was asked for could be taken."""
 

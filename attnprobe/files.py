@@ -1,14 +1,19 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, and names for their content."""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from attnprobe.errors import InputError
+
+_BLOCK = 1 << 20
+_HASHED_NAME = re.compile(r"[0-9a-f]{64}")
 
 
 @contextmanager
@@ -47,3 +52,19 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+def file_sha256(path: Path) -> str:
+    """Of a file's content. In the hub's cache large files are named by it.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    name = os.path.basename(os.path.realpath(path))
+    if os.path.islink(path) and _HASHED_NAME.fullmatch(name):
+        return name
+    sha = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            sha.update(block)
+    return sha.hexdigest()

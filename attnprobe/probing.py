@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from attnprobe.forward import ForwardInputs, batch_size_for, device_of
 from attnprobe.inputs import Inputs
+from attnprobe.loading.memory import check_batch
 from attnprobe.result import Result
 from attnprobe.scanning import scan
 from attnprobe.subject import Subject
@@ -17,7 +19,12 @@ def probe(subject: Subject, inputs: Inputs, **options: Any) -> Result:
         subject: from `attnprobe.subject.load`.
         inputs: from `attnprobe.inputs.prepare`.
         options: of `attnprobe.scan`.
+
+    Raises:
+        TooLargeError: a batch does not fit into memory.
     """
+    if subject.folder is not None and subject.reads == "tokens":
+        _check_memory(subject, inputs, options.get("batch_size"))
     result = scan(
         subject.model,
         inputs.tokens,
@@ -29,3 +36,13 @@ def probe(subject: Subject, inputs: Inputs, **options: Any) -> Result:
     result.checkpoint = subject.about
     result.input = {**inputs.about, **result.input}
     return result
+
+
+def _check_memory(subject: Subject, inputs: Inputs, batch_size: int | None) -> None:
+    """Refuses a pass that cannot fit; a model that is spread finds its own room."""
+    if hasattr(subject.model, "hf_device_map"):
+        return
+    device, tokens = device_of(subject.model), inputs.tokens
+    size = batch_size or batch_size_for(ForwardInputs(tokens, None, None, {}), device)
+    batch = min(size, len(tokens))
+    check_batch(subject.name, subject.model, batch, tokens.shape[1], device)

@@ -1,14 +1,12 @@
-"""What a path or a packaged name turns into: a model, its vocabulary and who it is."""
+"""What a path, a packaged name or an id turns into: a model, its vocabulary and who it is."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,51 +15,42 @@ from torch import nn
 
 from attnprobe import tasks
 from attnprobe.errors import CheckpointError, InputError
-from attnprobe.models import ModelConfig, load_checkpoint
+from attnprobe.files import file_sha256
+from attnprobe.loading import folder as folders
+from attnprobe.loading import places
+from attnprobe.loading.identity import sha256_of
+from attnprobe.loading.limits import Limits, foreign_limits, reads
+from attnprobe.loading.options import LoadOptions
+from attnprobe.loading.outline import essentials
+from attnprobe.loading.places import PAIR, SUFFIXES, HubId
+from attnprobe.models import load_checkpoint
 from attnprobe.tasks import Vocabulary
 
-PRETRAINED = Path(__file__).with_name("pretrained")
-PAIR = ("ungated", "gated")
-SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
+__all__ = ["Address", "Limits", "LoadOptions", "Subject", "addresses", "find_device", "load"]
+
 DTYPES = {
     "auto": None,
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-_TRANSFORMERS_KEYS = {"architectures", "model_type", "transformers_version"}
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a checkpoint lies, and a short name that no other of the same run has."""
+    """Where a checkpoint lies, and a short name that no other of the same run has.
+
+    Attributes:
+        name: the name.
+        path: of a file or folder; of a model of the hub its id, until it is fetched.
+        hub: the id, None for what lies on this machine.
+        commit: that was fetched, None for others.
+    """
 
     name: str
     path: Path
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a model can be shown.
-
-    Attributes:
-        vocab_size: token ids that it takes, None if it reads no tokens.
-        max_length: tokens that a sample may have at most, None where nothing but memory bounds it.
-        usual_length: tokens that its samples had in training, as far as that is known.
-        n_heads: query heads of a layer, None where that is unknown or differs.
-    """
-
-    vocab_size: int | None
-    max_length: int | None
-    usual_length: int
-    n_heads: int | None
-
-    @classmethod
-    def of(cls, config: ModelConfig) -> Limits:
-        """Those of one of the project's own models."""
-        is_bound = config.positions == "learned"
-        most = config.max_length if is_bound else None
-        return cls(config.vocab_size, most, config.max_length, config.n_heads)
+    hub: HubId | None = None
+    commit: str | None = None
 
 
 @dataclass(frozen=True)
@@ -79,6 +68,7 @@ class Subject:
         is_encoder_decoder: whether it takes a second sequence.
         folder: where tokenizer files lie, None for the project's own models.
         config: `ModelConfig`, or that of transformers.
+        notes: what the user may not expect of it.
     """
 
     name: str
@@ -91,21 +81,20 @@ class Subject:
     is_encoder_decoder: bool = False
     folder: Path | str | None = None
     config: Any = None
+    notes: tuple[str, ...] = ()
 
 
 def packaged() -> list[Address]:
     """The checkpoints that come with the package, the default pair first."""
-    there = {path.stem: path for path in sorted(PRETRAINED.glob("*.pt"))}
-    names = [name for name in PAIR if name in there]
-    names += [name for name in there if name not in PAIR]
-    return [Address(name, there[name]) for name in names]
+    return [Address(name, path) for name, path in places.packaged().items()]
 
 
 def addresses(checkpoints: Sequence[str] | None) -> list[Address]:
     """Finds what was named, without opening it; what is not there fails when it is loaded.
 
-    A folder stands for the checkpoints in it, a name without a path for a packaged checkpoint,
-    nothing at all for the packaged pair.
+    A folder stands for the model or the checkpoints in it, a name without a path for a packaged
+    checkpoint, `org/name` for a model of the Hugging Face hub, nothing at all for the packaged
+    pair.
 
     Raises:
         CheckpointError: nothing was named and the packaged pair is missing.
@@ -117,38 +106,59 @@ def addresses(checkpoints: Sequence[str] | None) -> list[Address]:
                 "no packaged checkpoints are installed: name one, or make one with attnprobe train"
             )
         return pair
-    return _distinct([path for given in checkpoints for path in _places(given)])
+    return _distinct([place for given in checkpoints for place in _places(given)])
 
 
-def load(
-    address: Address,
-    *,
-    model_config: str | Path | Mapping[str, Any] | None = None,
-    device: str = "cpu",
-    dtype: str = "auto",
-) -> Subject:
+def load(address: Address, options: LoadOptions | None = None, **more: Any) -> Subject:
     """Reads a checkpoint.
 
     Args:
         address: from `addresses`.
-        model_config: as for `load_checkpoint`.
-        device: `auto`, `cpu`, `cuda`, `cuda:1`, `mps`.
-        dtype: of the weights: `float32`, `bfloat16`, `float16`, or `auto` as in the file.
+        options: how.
+        more: fields of `LoadOptions`, in place of them.
 
     Raises:
-        CheckpointError: it cannot be read, or is not one of attnprobe's own formats.
+        CheckpointError: it cannot be read, or not as what it says that it is.
+        TooLargeError: it does not fit into memory.
         InputError: there is no such device.
     """
-    place, weights_dtype = find_device(device), DTYPES[dtype]
+    how = LoadOptions(**more) if options is None else options
+    device, dtype = find_device(how.device), DTYPES[how.dtype]
+    address, notes = fetched(address, how)
     path = address.path
     if not os.path.exists(path):  # which a name too long for a file does not upset
-        raise CheckpointError(_not_there(path))
-    if model_config is None and _is_transformers(path):
+        raise CheckpointError(places.not_there(path))
+    if places.is_result(path):
         raise CheckpointError(
-            f"{path} is a transformers model, not one of attnprobe's own checkpoints: "
-            "attnprobe.scan(model, tokens) measures any torch model from Python"
+            f"{path} is a saved result, not a checkpoint: attnprobe compare and attnprobe audit "
+            "read it"
         )
-    checkpoint = load_checkpoint(path, model_config)
+    place = places.foreign(path)
+    if place is None or how.model_config is not None:
+        return _own(address, how, device, dtype)
+    return _foreign(address, place, how, device, dtype, notes)
+
+
+def fetched(address: Address, how: LoadOptions) -> tuple[Address, tuple[str, ...]]:
+    """An address on this machine, and what is to be said of how it came there.
+
+    Raises:
+        CheckpointError: the hub has no such model, or is out of reach.
+    """
+    if address.hub is None or address.commit is not None:
+        return address, ()
+    from attnprobe.loading import hub
+
+    found = hub.fetch(address.hub, revision=how.revision, offline=how.offline)
+    notes = () if found.note is None else (found.note,)
+    return replace(address, path=found.path, commit=found.commit), notes
+
+
+def _own(
+    address: Address, how: LoadOptions, device: torch.device, dtype: torch.dtype | None
+) -> Subject:
+    """One of the project's own models."""
+    checkpoint = load_checkpoint(address.path, how.model_config)
     vocabulary = None if checkpoint.inputs is None else tasks.load(checkpoint.inputs)
     return Subject(
         name=address.name,
@@ -156,18 +166,66 @@ def load(
             "name": address.name,
             "path": str(checkpoint.path),
             "bytes": checkpoint.path.stat().st_size,
-            "sha256": _sha256(checkpoint.path),
+            "sha256": file_sha256(checkpoint.path),
             "task": (checkpoint.inputs or {}).get("kind"),
             "tokenizer": _fingerprint(vocabulary),
             **{k: checkpoint.train.get(k) for k in ("step", "loss", "perplexity", "seed")},
             "config": checkpoint.config.to_dict(),
         },
-        model=checkpoint.model.to(device=place, dtype=weights_dtype),
+        model=checkpoint.model.to(device=device, dtype=dtype),
         limits=Limits.of(checkpoint.config),
         vocabulary=vocabulary,
         train=checkpoint.train,
         is_encoder_decoder=checkpoint.config.architecture == "encoder-decoder",
         config=checkpoint.config,
+    )
+
+
+def _foreign(
+    address: Address,
+    place: Path,
+    how: LoadOptions,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    notes: tuple[str, ...],
+) -> Subject:
+    """A model of transformers."""
+    from attnprobe.loading import adapter, pretrained, words
+
+    folder = folders.read(place)
+    if address.path.is_file() and address.path not in folder.weights:
+        names = ", ".join(file.name for file in folder.weights)
+        raise CheckpointError(
+            f"{place} is read from {names}, not from {address.path.name}: name it"
+        )
+    loader = adapter.load if folder.is_adapter else pretrained.load
+    loaded = loader(folder, how, device, dtype)
+    vocabulary, unread = words.vocabulary(folder, loaded, how)
+    hub = address.hub
+    step = folders.step(folder.root)
+    return Subject(
+        name=address.name,
+        about={
+            "name": address.name,
+            "path": str(place) if hub is None else str(hub),
+            "hub": None if hub is None else {"id": str(hub), "commit": address.commit},
+            "bytes": sum(file.stat().st_size for file in folder.weights),
+            "sha256": sha256_of(place),
+            "task": None,
+            "tokenizer": _fingerprint(vocabulary),
+            **step,
+            **loaded.about,
+            "config": essentials(loaded.config),
+        },
+        model=loaded.model,
+        limits=foreign_limits(loaded.model, loaded.config),
+        vocabulary=vocabulary,
+        train={},
+        reads=reads(loaded.model),
+        is_encoder_decoder=bool(getattr(loaded.config, "is_encoder_decoder", False)),
+        folder=folder.path,
+        config=loaded.config,
+        notes=(*notes, *loaded.notes, *unread),
     )
 
 
@@ -189,32 +247,28 @@ def find_device(name: str) -> torch.device:
     return device
 
 
-def _places(given: str) -> Iterator[Path]:
+def _places(given: str) -> Iterator[Path | HubId]:
     path = Path(given).expanduser()
     if os.path.isdir(path):
-        inside = sorted((p for p in _listed(path) if p.suffix in SUFFIXES), key=_natural)
-        yield from [path] if _is_transformers(path) or not inside else inside
-    elif not os.path.exists(path) and given in {address.name for address in packaged()}:
-        yield PRETRAINED / f"{given}.pt"
+        yield from [path] if places.foreign(path) else _inside(path) or [path]
+    elif not os.path.exists(path) and given in (there := places.packaged()):
+        yield there[given]
     else:
-        yield path
+        yield places.hub_id(given) or path
 
 
-def _listed(folder: Path) -> list[Path]:
-    """What is in a folder; nothing in one that may not be opened, which loading it will say."""
+def _inside(folder: Path) -> list[Path]:
+    """The checkpoints in a folder; none in one that may not be opened, which loading will say."""
     try:
-        return list(folder.iterdir())
+        return places.checkpoints_in(folder)
     except OSError:
         return []
 
 
-def _natural(path: Path) -> list[tuple[int, str]]:
-    """A sort key that puts step9 before step10."""
-    return [(int(part or 0), text) for text, part in re.findall(r"(\D*)(\d*)", path.name)]
-
-
-def _distinct(paths: Sequence[Path]) -> list[Address]:
+def _distinct(found: Sequence[Path | HubId]) -> list[Address]:
     """Stems as names, with as much of the path as it takes, and a number for the same file."""
+    hubs = [place if isinstance(place, HubId) else None for place in found]
+    paths = [Path(str(place)) for place in found]
     names = [_tail(path, 1) for path in paths]
     for parts in range(2, max((len(path.parts) for path in paths), default=0) + 1):
         counts = Counter(names)
@@ -223,35 +277,17 @@ def _distinct(paths: Sequence[Path]) -> list[Address]:
             for path, name in zip(paths, names, strict=True)
         ]
     seen: Counter[str] = Counter()
-    found = []
-    for name, path in zip(names, paths, strict=True):
+    distinct = []
+    for name, path, hub in zip(names, paths, hubs, strict=True):
         seen[name] += 1
-        found.append(Address(name if seen[name] == 1 else f"{name} ({seen[name]})", path))
-    return found
+        distinct.append(Address(name if seen[name] == 1 else f"{name} ({seen[name]})", path, hub))
+    return distinct
 
 
 def _tail(path: Path, parts: int) -> str:
     """The last parts of a path, without the suffix of a checkpoint."""
     path = path.with_suffix("") if path.suffix in SUFFIXES and path.stem else path
     return "/".join(path.parts[-parts:]) or str(path)
-
-
-def _not_there(path: Path) -> str:
-    names = ", ".join(address.name for address in packaged())
-    known = f"; the packaged ones are {names}" if names else ""
-    return f"{path} does not exist: check the path{known}"
-
-
-def _is_transformers(path: Path) -> bool:
-    """Whether a folder, or the folder of weights without a config of their own, is such a model."""
-    folder = path if path.is_dir() else path.parent
-    if path.is_file() and path.suffix != ".safetensors":
-        return False
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(config, dict) and not _TRANSFORMERS_KEYS.isdisjoint(config)
 
 
 def _fingerprint(vocabulary: Vocabulary | None) -> str | None:
@@ -263,11 +299,3 @@ def _fingerprint(vocabulary: Vocabulary | None) -> str | None:
         plain = value.tolist() if isinstance(value, torch.Tensor) else value
         sha.update(f"{name}={plain!r};".encode("utf-8", "surrogatepass"))
     return sha.hexdigest()[:16]
-
-
-def _sha256(path: Path) -> str:
-    sha = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            sha.update(block)
-    return sha.hexdigest()

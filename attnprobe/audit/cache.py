@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 FORMAT = 1
 PACKAGE = Path(__file__).parents[1]
 #: What the figures depend on: a change to any of these files makes all entries old.
-MEASURING = ("capture", "engine", "metrics", "models", "tasks", "data")
+MEASURING = (
+    *("adapters", "capture", "engine", "inputs", "loading", "metrics", "models", "tasks", "data"),
+)
 _ABOUT = ("checkpoint", "architecture", "input", "run")
-_BLOCK = 1 << 20
 _DAY = 86400.0
 
 
@@ -115,30 +116,24 @@ def key(sha256: str, options: Mapping[str, Any]) -> str:
 
 @memoized
 def _versions() -> dict[str, str | None]:
-    """Of this package and its measuring code, and of torch, which need not be imported for it."""
+    """Of this package, its measuring code and what runs models, none of which is imported."""
     sha = hashlib.sha256()
     files = [f for part in MEASURING for f in (PACKAGE / part).rglob("*") if f.is_file()]
     files = [f for f in files if f.suffix != ".pyc"]
     for path in sorted([*files, *PACKAGE.glob("*.py")]):
         sha.update(path.name.encode() + path.read_bytes())
+    return {
+        "attnprobe": __version__,
+        "code": sha.hexdigest(),
+        **{name: _version(name) for name in ("torch", "transformers", "peft")},
+    }
+
+
+def _version(package: str) -> str | None:
     try:
-        torch = metadata.version("torch")
+        return metadata.version(package)
     except metadata.PackageNotFoundError:
-        torch = None
-    return {"attnprobe": __version__, "code": sha.hexdigest(), "torch": torch}
-
-
-def file_sha256(path: Path) -> str:
-    """The hash of a file's bytes, read in blocks.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    sha = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            sha.update(block)
-    return sha.hexdigest()
+        return None
 
 
 def encode(result: Result) -> dict[str, Any]:

@@ -22,10 +22,13 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from attnprobe.audit.cache import Cache, Failure, decode, file_sha256, key
+from attnprobe.audit.cache import Cache, Failure, decode, key
 from attnprobe.audit.process import Died, Process
 from attnprobe.audit.targets import Target, resolve
 from attnprobe.errors import AttnprobeError, InputError
+from attnprobe.files import file_sha256
+from attnprobe.loading import hub
+from attnprobe.loading.identity import beside_sha256, sha256_of
 
 if TYPE_CHECKING:
     from attnprobe.result import Result
@@ -39,10 +42,17 @@ class GatherOptions:
 
     Attributes:
         metrics: names for `attnprobe.scan`, None for all.
-        text: texts; at most one of `text` with `text_file`, `tokens`, `random_tokens` is given.
+        text: texts; at most one of `text` with `text_file`, `tokens`, `random_tokens`,
+            `repeated_token` is given.
         text_file: `.txt` or `.jsonl` files, `-` for stdin.
-        tokens: a file of token ids.
+        chat_template: whether texts are conversations, by the model's own template.
+        tokens: a file of token ids, or of floats.
+        repeated_token: an id, a token's text, or "random".
+        image: image files.
         model_config: a JSON file with the shape of bare state dicts.
+        revision: of models of the hub; offline, whether these come from the cache alone.
+        trust_remote_code: whether a model's own code is run.
+        device_map: how accelerate spreads a model.
         batch_size: samples a pass; no figure depends on it, so the cache takes no notice of it.
     """
 
@@ -55,13 +65,19 @@ class GatherOptions:
     dtype: str = "auto"
     text: Sequence[str] = ()
     text_file: Sequence[str] = ()
+    chat_template: bool = False
     tokens: str | None = None
     random_tokens: bool = False
+    repeated_token: str | None = None
+    image: Sequence[str] = ()
     bos: bool | None = None
     model_config: str | None = None
+    revision: str | None = None
+    offline: bool = False
+    trust_remote_code: bool = False
+    device_map: str | None = None
     epsilon: float = 0.3
     pre_gate: bool = False
-    max_logit: bool = False
 
 
 @dataclass(frozen=True)
@@ -153,7 +169,7 @@ class _Input:
         if STDIN in options.text_file:
             files[STDIN] = self._keep_stdin()
         try:
-            for name in (options.tokens, options.model_config):
+            for name in (options.tokens, options.model_config, *options.image):
                 if name is not None:
                     files[str(name)] = _hash(str(name))
         except InputError:
@@ -179,12 +195,12 @@ class _Input:
                 os.unlink(self.stdin)
 
     def identity(self, checkpoint: Path) -> dict[str, Any]:
-        """All that figures depend on beside the checkpoint's own bytes."""
+        """All that figures depend on beside the weights' own bytes."""
         options = asdict(self.options)
-        del options["batch_size"]
-        beside = checkpoint.with_name("config.json")
-        is_shape = checkpoint.suffix == ".safetensors" and beside.is_file()
-        return {**options, "files": self.files, "beside": file_sha256(beside) if is_shape else None}
+        for name in ("batch_size", "revision", "offline"):  # which say how, or where to find it
+            del options[name]
+        beside = beside_sha256(checkpoint, offline=self.options.offline)
+        return {**options, "files": self.files, "beside": beside}
 
     def job(self) -> dict[str, Any]:
         """What a worker is told of them."""
@@ -292,8 +308,11 @@ class _Run:
         """From the cache, from another target of the same content, or measured."""
         target = self.targets[number]
         try:
-            sha256 = file_sha256(target.path)
-            own = key(sha256, self.shown.identity(target.path))
+            found = self._found(target)
+            sha256 = sha256_of(found.path)
+            own = key(sha256, self.shown.identity(found.path))
+        except AttnprobeError as error:
+            return _Outcome(error=str(error))
         except OSError as error:
             return _Outcome(error=f"cannot read {target.path}: {error.strerror or error}")
         with self.lock:
@@ -304,12 +323,20 @@ class _Run:
         if not is_first:
             return replace(claim.result(), cached=True)
         try:
-            outcome = self._known(own, target) or self._measured(number, own, sha256, process)
+            known = self._known(own, target)
+            outcome = known or self._measured(number, found, own, sha256, process)
         except BaseException as error:
             claim.set_exception(error)
             raise
         claim.set_result(outcome)
         return outcome
+
+    def _found(self, target: Target) -> hub.Snapshot:
+        """Where it lies on this machine: a model of the hub is fetched first."""
+        if target.hub is None:
+            return hub.Snapshot(target.path)
+        options = self.shown.options
+        return hub.fetch(target.hub, revision=options.revision, offline=options.offline)
 
     def _known(self, own: str, target: Target) -> _Outcome | None:
         kept = None if self.cache is None else self.cache.get(own)
@@ -317,12 +344,16 @@ class _Run:
             return _Outcome(error=kept.about(str(target.path)), cached=True)
         return None if kept is None else _Outcome(kept, cached=True)
 
-    def _measured(self, number: int, own: str, sha256: str, process: Process) -> _Outcome:
+    def _measured(
+        self, number: int, found: hub.Snapshot, own: str, sha256: str, process: Process
+    ) -> _Outcome:
         target, started = self.targets[number], time.perf_counter()
         self.messages.put((number, "started", None))
         job = {
             "name": target.name,
-            "path": str(target.path),
+            "path": str(found.path),
+            "hub": None if target.hub is None else str(target.hub),
+            "commit": found.commit,
             "sha256": sha256,
             "key": own,
             "cache": None if self.cache is None else str(self.cache.folder.absolute()),

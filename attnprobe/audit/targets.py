@@ -4,88 +4,71 @@ from __future__ import annotations
 
 import glob
 import os
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from attnprobe.errors import CheckpointError
-
-PRETRAINED = Path(__file__).parents[1] / "pretrained"
-PAIR = ("ungated", "gated")
-CHECKPOINTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
-RESULTS = ".json"
-_STEP = re.compile(r"(?:step|iter|iteration|epoch|ckpt|checkpoint)\D{0,3}(\d+)", re.IGNORECASE)
-_PEEK = 256  # bytes at the start of a result file that show it to be one
+from attnprobe.loading import places
+from attnprobe.loading.places import PAIR, RESULTS, SUFFIXES, HubId, step_order
 
 
 @dataclass(frozen=True)
 class Target:
-    """One file to gather results from.
+    """One checkpoint or result file to gather results from.
 
     Attributes:
         name: short, and no other target of the run has it.
-        path: of the file, or what was given where there is none.
+        path: of the file or folder, or what was given where there is none.
         is_result: whether it is a saved result, not a checkpoint.
         problem: why there is nothing to read, None where there is something.
+        hub: the id, for a model of the Hugging Face hub.
     """
 
     name: str
     path: Path
     is_result: bool = False
     problem: str | None = None
+    hub: HubId | None = None
 
 
 @dataclass(frozen=True)
 class _Place:
     path: Path
     problem: str | None = None
+    hub: HubId | None = None
 
 
 def resolve(targets: Sequence[str]) -> list[Target]:
     """Finds the files that targets stand for, in their order, each file once.
 
-    A folder stands for the checkpoints in it, or where it has none for its result files; both, and
-    what a glob matches, come in order of training step, then name. A name that is no path is a
-    packaged checkpoint; nothing at all is the packaged pair.
+    A folder of transformers is one model; another stands for the checkpoints in it, or where it has
+    none for its result files; both, and what a glob matches, come in order of training step, then
+    name. A name that is no path is a packaged checkpoint, `org/name` a model of the Hugging Face
+    hub; nothing at all is the packaged pair.
 
     Raises:
         CheckpointError: nothing was given and the packaged pair is missing.
     """
     if not targets:
-        pair = [PRETRAINED / f"{name}.pt" for name in PAIR]
-        places = [_Place(path) for path in pair if path.is_file()]
-        if not places:
+        there = places.packaged()
+        found = [_Place(there[name]) for name in PAIR if name in there]
+        if not found:
             raise CheckpointError(
                 "no packaged checkpoints are installed: name one, or make one with attnprobe train"
             )
     else:
-        places = [place for given in targets for place in _places(given)]
+        found = [place for given in targets for place in _places(given)]
     by_file: dict[str, _Place] = {}
-    for place in places:
+    for place in found:
         by_file.setdefault(os.path.realpath(place.path), place)
     unique = list(by_file.values())
     names = _names([place.path for place in unique])
     return [
-        Target(name, place.path, place.path.suffix == RESULTS, place.problem)
+        Target(name, place.path, _is_saved(place), place.problem, place.hub)
         for name, place in zip(names, unique, strict=True)
     ]
-
-
-def step_order(path: Path) -> tuple[bool, int, list[tuple[str, int]]]:
-    """A sort key: by the training step in a file's name, then by name, step9 before step10.
-
-    A file without a number, as in final.pt, comes last.
-    """
-    match = _STEP.search(path.stem)
-    numbers = re.findall(r"\d+", path.stem)
-    step = int(match[1]) if match else int(numbers[-1]) if numbers else None
-    return step is None, step or 0, _natural(path.name)
-
-
-def _natural(name: str) -> list[tuple[str, int]]:
-    return [(text, int(digits or -1)) for text, digits in re.findall(r"(\D*)(\d*)", name)]
 
 
 def _places(given: str) -> list[_Place]:
@@ -100,49 +83,39 @@ def _places(given: str) -> list[_Place]:
         matched = sorted(map(Path, glob.glob(str(path), recursive=True)), key=step_order)
         found = [place for match in matched for place in _matched(match)]
         return found or [_Place(path, f"no checkpoint or result file matches {given}")]
-    packaged = PRETRAINED / f"{given}.pt"
-    if path.name == given and os.path.isfile(packaged):
-        return [_Place(packaged)]
-    return [_Place(path, _not_there(path))]
+    if given in (there := places.packaged()):
+        return [_Place(there[given])]
+    if (hub := places.hub_id(given)) is not None:
+        return [_Place(path, hub=hub)]
+    return [_Place(path, places.not_there(path))]
+
+
+def _is_saved(place: _Place) -> bool:
+    return place.hub is None and place.path.suffix == RESULTS and not place.path.is_dir()
 
 
 def _matched(path: Path) -> list[_Place]:
     if path.is_dir():
         return _opened(path)
-    is_wanted = path.suffix in CHECKPOINTS or (path.suffix == RESULTS and _is_result(path))
+    is_wanted = path.suffix in SUFFIXES or places.is_result(path)
     return [_Place(path)] if is_wanted else []
 
 
 def _opened(folder: Path) -> list[_Place]:
+    if places.foreign(folder) is not None:
+        return [_Place(folder)]
     try:
-        inside = _inside(folder)
+        inside = places.checkpoints_in(folder) or _results_in(folder)
     except OSError as error:
         return [_Place(folder, f"cannot read {folder}: {error.strerror or error}")]
-    return inside or [_Place(folder, f"{folder} holds no checkpoint and no result file")]
+    if not inside:
+        return [_Place(folder, f"{folder} holds no checkpoint and no result file")]
+    return [_Place(path) for path in inside]
 
 
-def _inside(folder: Path) -> list[_Place]:
+def _results_in(folder: Path) -> list[Path]:
     files = sorted((p for p in folder.iterdir() if p.is_file()), key=step_order)
-    checkpoints = [p for p in files if p.suffix in CHECKPOINTS]
-    return [
-        _Place(p)
-        for p in checkpoints or [p for p in files if p.suffix == RESULTS and _is_result(p)]
-    ]
-
-
-def _is_result(path: Path) -> bool:
-    """Whether a .json looks like a result: folders hold configs and the like, too."""
-    try:
-        with path.open("rb") as file:
-            return b'"schema"' in file.read(_PEEK)
-    except OSError:
-        return True  # that it cannot be read is for the reader to say
-
-
-def _not_there(path: Path) -> str:
-    names = ", ".join(sorted(p.stem for p in PRETRAINED.glob("*.pt")))
-    known = f"; the packaged ones are {names}" if names else ""
-    return f"{path} does not exist: check the path{known}"
+    return [path for path in files if places.is_result(path)]
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
@@ -161,4 +134,4 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 def _bare(path: Path) -> Path:
     """A path without the suffix of a checkpoint or a result."""
-    return path.with_suffix("") if path.suffix in (*CHECKPOINTS, RESULTS) and path.stem else path
+    return path.with_suffix("") if path.suffix in (*SUFFIXES, RESULTS) and path.stem else path

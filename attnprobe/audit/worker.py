@@ -16,11 +16,12 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnprobe.audit.cache import Cache, encode, encode_failure
-from attnprobe.errors import AttnprobeError, is_out_of_memory
+from attnprobe.errors import AttnprobeError, TooLargeError, is_out_of_memory
 
 if TYPE_CHECKING:
     from attnprobe.inputs import InputOptions, Source
@@ -84,8 +85,9 @@ class _Bench:
         self.asked: InputOptions = inputs.InputOptions(
             texts=options["text"],
             text_files=options["text_file"],
-            **{n: options[n] for n in ("tokens", "random_tokens", "length", "samples", "seed")},
-            bos=options["bos"],
+            images=options["image"],
+            **{n: options[n] for n in ("tokens", "random_tokens", "repeated_token", "bos")},
+            **{n: options[n] for n in ("chat_template", "length", "samples", "seed")},
         )
         self.source: Source = inputs.read(self.asked)
         subject.find_device(options["device"])
@@ -110,29 +112,31 @@ class _Bench:
 
     def _scan(self, job: dict[str, Any], send: Send) -> Result:
         from attnprobe import inputs, subject
+        from attnprobe.loading.places import hub_id
         from attnprobe.probing import probe
 
         options = self.options
+        hub = None if job["hub"] is None else hub_id(job["hub"])
         target = subject.load(
-            subject.Address(job["name"], Path(job["path"])),
-            model_config=options["model_config"],
-            device=options["device"],
-            dtype=options["dtype"],
+            subject.Address(job["name"], Path(job["path"]), hub, job["commit"]),
+            subject.LoadOptions(**{f.name: options[f.name] for f in fields(subject.LoadOptions)}),
         )
         shown = inputs.prepare(target, self.source, self.asked)
         return probe(
             target,
             shown,
-            **{
-                n: options[n] for n in ("metrics", "batch_size", "epsilon", "pre_gate", "max_logit")
-            },
+            **{n: options[n] for n in ("metrics", "batch_size", "epsilon", "pre_gate")},
             progress=lambda done, total: send({"samples": [done, total]}),
         )
 
 
 def _is_lasting(error: AttnprobeError) -> bool:
-    """Whether it is the content's fault: a disk that fails may work the next time."""
+    """Whether it is the content's fault: a disk, memory or a package may be there the next time."""
+    if isinstance(error, TooLargeError):
+        return False
     cause = error.__cause__ or error.__context__
+    if isinstance(cause, ImportError):
+        return False
     return not isinstance(cause, OSError) or cause.errno == errno.EINVAL  # a place before the start
 
 

@@ -52,11 +52,13 @@ def gather_options(options: Measuring) -> GatherOptions:
 
     names = (
         *("length", "samples", "seed", "batch_size", "device", "dtype", "tokens", "random_tokens"),
-        *("bos", "epsilon", "pre_gate", "max_logit"),
+        *("repeated_token", "chat_template", "bos", "epsilon", "pre_gate"),
+        *("device_map", "revision", "offline", "trust_remote_code"),
     )
     return GatherOptions(
         text=tuple(options.text or ()),
         text_file=tuple(options.text_file or ()),
+        image=tuple(options.image or ()),
         model_config=None if options.model_config is None else str(options.model_config),
         **{name: getattr(options, name) for name in names},
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from attnprobe.cli.options import Measuring, ranges
@@ -14,6 +14,7 @@ from attnprobe.errors import InputError, NothingMeasuredError
 
 if TYPE_CHECKING:
     from attnprobe.inputs import InputOptions, Source
+    from attnprobe.loading.options import LoadOptions
     from attnprobe.result import Result
     from attnprobe.subject import Address
 
@@ -88,15 +89,11 @@ def _measured(
     from attnprobe import inputs, subject
     from attnprobe.probing import probe
 
-    target = subject.load(
-        address,
-        model_config=options.model_config,
-        device=options.device,
-        dtype=options.dtype,
-    )
+    target = subject.load(address, load_options(options))
     shown = inputs.prepare(target, source, asked)
-    if shown.note and not options.quiet:
-        say("note", shown.note)
+    if not options.quiet:
+        for note in filter(None, (*target.notes, shown.note)):
+            say("note", note)
     result = probe(
         target,
         shown,
@@ -106,7 +103,6 @@ def _measured(
         batch_size=options.batch_size,
         pre_gate=options.pre_gate,
         epsilon=options.epsilon,
-        max_logit=options.max_logit,
         progress=tick,
     )
     if view.is_empty(result):
@@ -115,14 +111,24 @@ def _measured(
     return result
 
 
+def load_options(options: Measuring) -> LoadOptions:
+    """How models are loaded, of the options of the command line."""
+    from attnprobe.loading.options import LoadOptions
+
+    return LoadOptions(**{f.name: getattr(options, f.name) for f in fields(LoadOptions)})
+
+
 def _input_options(options: Measuring) -> InputOptions:
     from attnprobe.inputs import InputOptions
 
     return InputOptions(
         texts=tuple(options.text or ()),
         text_files=tuple(options.text_file or ()),
+        chat_template=options.chat_template,
         tokens=options.tokens,
         random_tokens=options.random_tokens,
+        repeated_token=options.repeated_token,
+        images=tuple(options.image or ()),
         length=options.length,
         samples=options.samples,
         seed=options.seed,

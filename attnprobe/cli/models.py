@@ -42,6 +42,24 @@ class Listing(Common):
             help="JSON with the model's shape, for a bare state dict.",
         ),
     ] = None
+    revision: Annotated[
+        str | None,
+        typer.Option(
+            "--revision",
+            metavar="REV",
+            rich_help_panel=INPUT,
+            show_default=False,
+            help="Branch, tag or commit of models of the hub.",
+        ),
+    ] = None
+    offline: Annotated[
+        bool,
+        typer.Option(
+            "--offline",
+            rich_help_panel=INPUT,
+            help="Take models of the hub from its cache only, as with HF_HUB_OFFLINE=1.",
+        ),
+    ] = False
     format: Annotated[
         Literal["table", "json"],
         typer.Option("--format", rich_help_panel=OUTPUT, help="Of what goes to stdout."),
@@ -52,10 +70,13 @@ class Listing(Common):
 def models(options: Listing) -> int:
     """List the packaged checkpoints and what can be trained, or describe checkpoints.
 
+    Of a model of transformers the config and the heads of its files are read, not its weights.
+
     \b
     Examples:
       attnprobe models                            what comes with the package
       attnprobe models gated                      one of them in full
+      attnprobe models runs/checkpoint-500        a folder of transformers
       attnprobe models model.pt --format json
     """
     from attnprobe import subject
@@ -65,7 +86,7 @@ def models(options: Listing) -> int:
     entries, failed = [], False
     for address in found:
         try:
-            entries.append(describe(_load(address, options)))
+            entries.append(_entry(address, options))
         except CheckpointError as error:
             failed = True
             if options.verbose:
@@ -81,10 +102,21 @@ def models(options: Listing) -> int:
     return FAILED if failed else 0
 
 
-def _load(address: Address, options: Listing) -> Subject:
+def _entry(address: Address, options: Listing) -> dict[str, Any]:
     from attnprobe import subject
+    from attnprobe.loading import outline, places
+    from attnprobe.loading.options import LoadOptions
 
-    return subject.load(address, model_config=options.model_config)
+    how = LoadOptions(
+        model_config=options.model_config, revision=options.revision, offline=options.offline
+    )
+    address, notes = subject.fetched(address, how)
+    place = places.foreign(address.path)
+    for note in notes:
+        say("note", note)
+    if place is None or options.model_config is not None:
+        return describe(subject.load(address, how))
+    return {"name": address.name, **outline.of(place, address.hub, address.commit)}
 
 
 def describe(subject: Subject) -> dict[str, Any]:
@@ -120,7 +152,7 @@ def _print_all(console: Console, entries: list[dict[str, Any]]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from attnprobe.subject import PRETRAINED
+    from attnprobe.loading.places import PRETRAINED
 
     if entries:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
@@ -164,6 +196,48 @@ def _print_one(console: Console, entry: dict[str, Any]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    facts = _foreign_facts(entry) if "format" in entry else _own_facts(entry)
+    console.print(f"[bold]{escape(entry['name'])}[/]")
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim")
+    grid.add_column(overflow="fold")
+    for name, value in facts.items():
+        grid.add_row(name, escape(value))
+    console.print(grid)
+
+
+def _foreign_facts(entry: dict[str, Any]) -> dict[str, str]:
+    """What is known of a model of transformers without loading it."""
+    config, files = entry["config"], entry["files"]
+    kind = " · ".join(filter(None, (entry["architecture"], entry["model_type"])))
+    layers, heads = config.get("num_hidden_layers"), config.get("num_attention_heads")
+    kv_heads = config.get("num_key_value_heads") or heads
+    parameters = "?" if entry["parameters"] is None else f"{entry['parameters']:,}"
+    shape = f"{layers} × {heads}" if layers and heads else ""
+    hub = entry["hub"]
+    facts = {
+        "folder": f"{entry['path']} ({_size(entry['bytes'])} in {len(files)} "
+        f"{'file' if len(files) == 1 else 'files'}, {entry['format']})",
+        "hub": "" if hub is None else f"{hub['id']}, commit {hub['commit']}",
+        "model": f"{kind}, {parameters} parameters, {entry['dtype'] or 'dtype unknown'}",
+        "adapter": "" if not entry["adapter"] else "{type} over {base}".format(**entry["adapter"]),
+        "quantisation": entry["quantisation"] or "",
+        "layers × heads": shape
+        + (f", {kv_heads} key–value heads" if shape and kv_heads != heads else ""),
+        "positions": f"{config['max_position_embeddings']:,}"
+        if config.get("max_position_embeddings")
+        else "",
+        "vocabulary": f"{config['vocab_size']:,} tokens, "
+        + ("with a tokenizer" if entry["has_tokenizer"] else "no tokenizer in the folder")
+        if config.get("vocab_size")
+        else "",
+        "own code": entry["code"] or "",
+        "trained": "" if entry["step"] is None else f"{entry['step']:,} steps",
+    }
+    return {name: value for name, value in facts.items() if value}
+
+
+def _own_facts(entry: dict[str, Any]) -> dict[str, str]:
     config, train = entry["config"], entry["train"]
     kv_heads = config["n_kv_heads"]
     facts = {
@@ -191,13 +265,7 @@ def _print_one(console: Console, entry: dict[str, Any]) -> None:
         for name in ("options", "versions")
         if isinstance(train.get(name), dict)
     }
-    console.print(f"[bold]{escape(entry['name'])}[/]")
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim")
-    grid.add_column(overflow="fold")
-    for name, value in facts.items():
-        grid.add_row(name, escape(value))
-    console.print(grid)
+    return facts
 
 
 def _trained(entry: dict[str, Any]) -> str:

@@ -63,8 +63,10 @@ class Measuring(Common):
         typer.Argument(
             metavar="CKPT",
             show_default=False,
-            help="Checkpoints: .pt or .safetensors files, folders with such files, or names of "
-            "packaged ones. Without any, the packaged pair ungated and gated is measured.",
+            help="Checkpoints: folders of transformers or of PEFT adapters, org/name of the "
+            "Hugging Face hub (or org/name@revision), .gguf, .pt and .safetensors files, folders "
+            "with such files, or names of packaged ones. Without any, the packaged pair ungated "
+            "and gated is measured.",
         ),
     ] = None
 
@@ -95,13 +97,6 @@ class Measuring(Common):
         _option("--pre-gate", panel=WHAT, help="Ranks before a gate at G1 instead of behind it."),
     ] = False
 
-    max_logit: Annotated[
-        bool,
-        _option(
-            "--max-logit", panel=WHAT, help="The largest logit too, which takes the slower engine."
-        ),
-    ] = False
-
     text: Annotated[
         list[str] | None,
         _option(
@@ -118,18 +113,48 @@ class Measuring(Common):
             "long texts are cut into windows of --length tokens.",
         ),
     ] = None
+    chat_template: Annotated[
+        bool,
+        _option(
+            "--chat-template",
+            panel=INPUT,
+            help="Put texts, and the 'messages' or 'prompt' of the lines of a .jsonl, into the "
+            "model's own chat template.",
+        ),
+    ] = False
     tokens: Annotated[
         str | None,
         _option(
             "--tokens",
             panel=INPUT,
             metavar="FILE",
-            help="Measure on token ids: a .npy, .json, .pt or .txt, one sample a row.",
+            help="Measure on token ids: a .npy, .json, .pt or .txt, one sample a row; or on the "
+            "floats of a .npy or .pt, for a model that reads images or sound.",
         ),
     ] = None
     random_tokens: Annotated[
         bool, _option("--random-tokens", panel=INPUT, help="Measure on tokens drawn at random.")
     ] = False
+    repeated_token: Annotated[
+        str | None,
+        _option(
+            "--repeated-token",
+            panel=INPUT,
+            metavar="TOKEN",
+            help="Measure on one token over and over: its id, its text, or random for another one "
+            "in every sample.",
+        ),
+    ] = None
+    image: Annotated[
+        list[str] | None,
+        _option(
+            "--image",
+            panel=INPUT,
+            metavar="FILE",
+            help="Measure a model that reads images on this one; may be repeated. Default: pixels "
+            "drawn at random.",
+        ),
+    ] = None
     length: Annotated[
         int | None,
         _option(
@@ -160,8 +185,9 @@ class Measuring(Common):
             "--bos/--no-bos",
             panel=INPUT,
             show_default=False,
-            help="Start samples with the start token. Default: if the checkpoint has one; "
-            "--tokens are taken as they are.",
+            help="Start samples with the start token. Default: what the tokenizer puts before and "
+            "behind a text by its own rule, such as [CLS] and [SEP], of which --no-bos takes "
+            "away what stands before; --tokens are taken as they are.",
         ),
     ] = None
 
@@ -187,6 +213,43 @@ class Measuring(Common):
             help="Of the weights: float32, bfloat16, float16, or auto, as they are in the file.",
         ),
     ] = "auto"
+    device_map: Annotated[
+        str | None,
+        _option(
+            "--device-map",
+            panel=HOW,
+            metavar="MAP",
+            show_default=False,
+            help="Spread a model of transformers over GPUs, memory and disk by accelerate: auto, "
+            "balanced or sequential.",
+        ),
+    ] = None
+    revision: Annotated[
+        str | None,
+        _option(
+            "--revision",
+            panel=HOW,
+            metavar="REV",
+            show_default=False,
+            help="Branch, tag or commit of models of the hub.",
+        ),
+    ] = None
+    offline: Annotated[
+        bool,
+        _option(
+            "--offline",
+            panel=HOW,
+            help="Take models of the hub from its cache only, as with HF_HUB_OFFLINE=1.",
+        ),
+    ] = False
+    trust_remote_code: Annotated[
+        bool,
+        _option(
+            "--trust-remote-code",
+            panel=HOW,
+            help="Run the Python code that a model brings; without it none is ever run.",
+        ),
+    ] = False
     batch_size: Annotated[
         int | None,
         _option(

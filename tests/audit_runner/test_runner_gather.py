@@ -13,11 +13,12 @@ from typing import Any
 import batch
 import pytest
 
-from attnprobe.audit import process, targets
+from attnprobe.audit import process
 from attnprobe.audit.cache import Cache, Failure, encode
 from attnprobe.audit.process import Process
 from attnprobe.audit.runner import Event, Gathered, GatherOptions, gather
 from attnprobe.errors import CheckpointError, InputError
+from attnprobe.loading import places
 from attnprobe.result import save_results
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
@@ -321,7 +322,7 @@ def test_a_folder_without_checkpoints_and_a_glob_without_matches(tmp_path: Path)
 def test_nothing_given_and_nothing_packaged(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(targets, "PRETRAINED", tmp_path)
+    monkeypatch.setattr(places, "PRETRAINED", tmp_path)
     with pytest.raises(CheckpointError, match="no packaged checkpoints"):
         gather([])
 

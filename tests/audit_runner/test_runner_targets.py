@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from attnprobe import subject
-from attnprobe.audit import targets
 from attnprobe.audit.cache import default_folder
 from attnprobe.audit.targets import resolve
+from attnprobe.loading import places
 
 
 def touch(folder: Path, *names: str) -> None:
@@ -65,17 +64,11 @@ def test_odd_names(tmp_path: Path) -> None:
 
 
 def test_packaged_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(targets, "PRETRAINED", tmp_path)
+    monkeypatch.setattr(places, "PRETRAINED", tmp_path)
     touch(tmp_path, "gated.pt", "ungated.pt", "third.pt")
     assert names() == ["ungated", "gated"]
     assert resolve(["third"])[0].path == tmp_path / "third.pt"
-    assert "the packaged ones are gated, third, ungated" in str(resolve(["fourth"])[0].problem)
-
-
-def test_constants_are_those_of_the_subject() -> None:
-    assert targets.PRETRAINED == subject.PRETRAINED
-    assert targets.PAIR == subject.PAIR
-    assert targets.CHECKPOINTS == subject.SUFFIXES
+    assert "the packaged ones are ungated, gated, third" in str(resolve(["fourth"])[0].problem)
 
 
 def test_where_the_cache_is() -> None:

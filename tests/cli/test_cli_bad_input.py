@@ -104,14 +104,14 @@ def shape_with_unknown_key(tmp: Path, ready: Folder) -> list[object]:
     return ["sink", ready / "bare.pt", "--model-config", tmp / "shape.json"]
 
 
-@case("attnprobe.scan(model, tokens) measures any torch model")
+@case("model.safetensors is no safetensors file, or is cut short")
 def transformers_folder(tmp: Path, ready: Folder) -> list[object]:
     (tmp / "config.json").write_text(json.dumps({"model_type": "gpt2", "architectures": ["X"]}))
     (tmp / "model.safetensors").write_bytes(b"")
     return ["sink", tmp]
 
 
-@case("attnprobe.scan(model, tokens) measures any torch model")
+@case("model.safetensors is no safetensors file, or is cut short")
 def transformers_weights(tmp: Path, ready: Folder) -> list[object]:
     transformers_folder(tmp, ready)
     return ["sink", tmp / "model.safetensors"]

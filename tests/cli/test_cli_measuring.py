@@ -16,10 +16,10 @@ from safetensors.torch import save_file
 from tiny import LENGTH, Folder, Ran
 
 from attnprobe import load_checkpoint, load_results
-from attnprobe import subject as subjects
 from attnprobe.cli.options import ranges
 from attnprobe.cli.reporting import gravest
 from attnprobe.errors import InputError
+from attnprobe.loading import places
 
 Run = Callable[..., Ran]
 VERBS = ("scan", "sink", "entropy", "rank", "gate")
@@ -33,7 +33,7 @@ def pair(checkpoints: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for name in ("gated", "ungated"):
         shutil.copy(checkpoints / f"{name}.pt", folder)
     shutil.copy(checkpoints / "gated.pt", folder / "gated-head.pt")
-    monkeypatch.setattr(subjects, "PRETRAINED", folder)
+    monkeypatch.setattr(places, "PRETRAINED", folder)
     return folder
 
 
@@ -152,13 +152,11 @@ def test_what_a_verb_runs(checkpoints: Folder, results: Any) -> None:
 def test_options_reach_the_scan(checkpoints: Folder, results: Any) -> None:
     path = checkpoints / "gated.pt"
     (plain,) = results("scan", path)
-    (other,) = results("scan", path, "--pre-gate", "--epsilon", "0.05", "--max-logit")
+    (other,) = results("scan", path, "--pre-gate", "--epsilon", "0.05")
     assert other.run["pre_gate"] is True
     assert other.run["epsilon"] == 0.05
     assert plain.layers["erank"].iloc[0] != other.layers["erank"].iloc[0]
     assert other.sinks["documents"].sum() > plain.sinks["documents"].sum()
-    assert plain.layers["max_logit"].isna().all()
-    assert other.layers["max_logit"].notna().all()
 
 
 @pytest.mark.parametrize("size", [1, 7])

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from tiny import Folder, Ran
 
-from attnprobe import subject as subjects
 from attnprobe.cli.models import gate_in_words
 from attnprobe.cli.space import SPACE
+from attnprobe.loading import places
 from attnprobe.models import GateConfig
 
 Run = Callable[..., Ran]
@@ -22,7 +22,7 @@ Run = Callable[..., Ran]
 def packaged(checkpoints: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("gated", "ungated"):
         shutil.copy(checkpoints / f"{name}.pt", tmp_path)
-    monkeypatch.setattr(subjects, "PRETRAINED", tmp_path)
+    monkeypatch.setattr(places, "PRETRAINED", tmp_path)
     return tmp_path
 
 
@@ -43,7 +43,7 @@ def test_as_json(packaged: Path, run: Run) -> None:
 
 
 def test_without_packaged_ones(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subjects, "PRETRAINED", tmp_path / "nowhere")
+    monkeypatch.setattr(places, "PRETRAINED", tmp_path / "nowhere")
     ran = run("models")
     assert ran.code == 0
     assert "No packaged checkpoints" in ran.out

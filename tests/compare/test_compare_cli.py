@@ -14,8 +14,8 @@ import pytest
 import torch
 from made import made
 
-from attnprobe.audit import targets
 from attnprobe.cli import main
+from attnprobe.loading import places
 from attnprobe.models import GateConfig, ModelConfig, build, save_checkpoint
 from attnprobe.result import save_results
 from attnprobe.tasks import BackCopy
@@ -124,13 +124,13 @@ def test_a_bad_one_of_several_is_reported(checkpoints: Path, run: Run) -> None:
 def test_without_arguments_it_is_the_packaged_pair(
     checkpoints: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(targets, "PRETRAINED", checkpoints)
+    monkeypatch.setattr(places, "PRETRAINED", checkpoints)
     code, out, _ = run("--length", 32, "--samples", 8)
     assert code == 0
     assert out.startswith("gated against ungated")
 
 
-@pytest.mark.skipif(not targets.PRETRAINED.joinpath("gated.pt").exists(), reason="no pair")
+@pytest.mark.skipif(not places.PRETRAINED.joinpath("gated.pt").exists(), reason="no pair")
 def test_the_packaged_pair_is_as_the_docs_show_it(run: Run) -> None:
     code, out, _ = run("-q")
     assert code == 0

@@ -1,0 +1,32 @@
+"""How a checkpoint is to be loaded. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """What the verbs' options of the same names say.
+
+    Attributes:
+        model_config: the shape of a bare state dict: a mapping or a JSON file.
+        device: `auto`, `cpu`, `cuda`, `cuda:1`, `mps`.
+        dtype: of the weights: `float32`, `bfloat16`, `float16`, or `auto` as in the file.
+        revision: branch, tag or commit of a model of the hub.
+        offline: whether the network is left alone even for one.
+        trust_remote_code: whether a model's own Python code is run.
+        device_map: how accelerate spreads it over devices, memory and disk: `auto`, `balanced`,
+            `sequential`, or a mapping of modules to devices; None keeps it on `device`.
+    """
+
+    model_config: str | Path | Mapping[str, Any] | None = None
+    device: str = "cpu"
+    dtype: str = "auto"
+    revision: str | None = None
+    offline: bool = False
+    trust_remote_code: bool = False
+    device_map: str | Mapping[str, Any] | None = None

@@ -1,0 +1,148 @@
+"""What a path, a name or an id stands for. Needs no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PRETRAINED = Path(__file__).parents[1] / "pretrained"
+PAIR = ("ungated", "gated")
+SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".gguf")
+RESULTS = ".json"
+CONFIG, ADAPTER = "config.json", "adapter_config.json"
+
+_FOREIGN_KEYS = {"architectures", "model_type", "transformers_version"}
+#: What training loops leave beside the weights.
+_NO_WEIGHTS = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state|random_states)\b")
+_WEIGHTS = re.compile(r"(model|pytorch_model|adapter_model)[-.\w]*\.(safetensors|bin)")
+_PEEK = 256  # bytes at the start of a result file that show it to be one
+_STEP = re.compile(r"(?:step|iter|iteration|epoch|ckpt|checkpoint)\D{0,3}(\d+)", re.IGNORECASE)
+_PART = r"[A-Za-z0-9](?:[\w.-]*\w)?"  # of an id: the hub takes no dot or dash at its ends
+_HUB = re.compile(rf"({_PART}/{_PART})((?:/[\w.-]+)*)(?:@([\w./-]+))?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class HubId:
+    """A model of the Hugging Face hub: `org/name`, `org/name/folder` or `org/name@revision`.
+
+    Attributes:
+        repo: `org/name`.
+        inside: a folder or a GGUF file of the repository, "" for all of it.
+        revision: a branch, tag or commit; None where the id names none.
+    """
+
+    repo: str
+    inside: str = ""
+    revision: str | None = None
+
+    def __str__(self) -> str:
+        behind = "" if self.revision is None else f"@{self.revision}"
+        return "/".join(filter(None, (self.repo, self.inside))) + behind
+
+
+def hub_id(given: str) -> HubId | None:
+    """The id that a name can be, None where it can only be a path.
+
+    A path into a folder that is there is a misspelt path, and a file of weights is no id.
+    """
+    match = _HUB.fullmatch(given)
+    if match is None or os.path.exists(given) or os.path.isdir(given.split("/")[0]):
+        return None
+    repo, inside, revision = match[1], match[2].strip("/"), match[3]
+    if (inside or repo).endswith(tuple(s for s in SUFFIXES if s != ".gguf" or not inside)):
+        return None
+    return HubId(repo, inside, revision)
+
+
+def packaged() -> dict[str, Path]:
+    """The checkpoints that come with the package by name, the default pair first."""
+    there = {path.stem: path for path in sorted(PRETRAINED.glob("*.pt"))}
+    names = [name for name in PAIR if name in there]
+    names += [name for name in there if name not in PAIR]
+    return {name: there[name] for name in names}
+
+
+def not_there(given: str | Path) -> str:
+    """One line for a path that does not exist."""
+    names = ", ".join(packaged())
+    known = f"; the packaged ones are {names}" if names else ""
+    return f"{given} does not exist: check the path{known}"
+
+
+def foreign(path: Path) -> Path | None:
+    """The folder of transformers or the GGUF file that a path stands for, None if it is neither.
+
+    Weights in such a folder stand for it: alone they do not say what they are of.
+    """
+    if path.suffix == ".gguf" and os.path.isfile(path):
+        return path
+    if os.path.isfile(path):
+        return path.parent if _WEIGHTS.fullmatch(path.name) and _is_foreign(path.parent) else None
+    return path if _is_foreign(path) else None
+
+
+def _is_foreign(folder: Path) -> bool:
+    if os.path.isfile(folder / ADAPTER):
+        return True
+    config = folder / CONFIG
+    if not os.path.isfile(config):
+        return False
+    found = read_json(config)
+    if found is not None:
+        return not _FOREIGN_KEYS.isdisjoint(found)
+    names = [path.name for path in folder.iterdir()]  # it is damaged: the others must tell
+    return "tokenizer_config.json" in names or any(map(_WEIGHTS.fullmatch, names))
+
+
+def is_result(path: Path) -> bool:
+    """Whether a file looks like a saved result: folders hold configs and the like, too."""
+    if path.suffix != RESULTS:
+        return False
+    try:
+        with path.open("rb") as file:
+            return b'"schema"' in file.read(_PEEK)
+    except OSError:
+        return True  # that it cannot be read is for the reader to say
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a file, None where there is none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """The checkpoints in a folder in order of training step: files, and folders of transformers.
+
+    Raises:
+        OSError: the folder may not be opened.
+    """
+    inside = sorted(folder.iterdir(), key=step_order)
+    return [
+        path
+        for path in inside
+        if (path.suffix in SUFFIXES and path.is_file() and not _NO_WEIGHTS.match(path.name))
+        or (path.is_dir() and _is_foreign(path))
+    ]
+
+
+def step_order(path: Path) -> tuple[bool, int, list[tuple[str, int]]]:
+    """A sort key: by the training step in a file's name, then by name, step9 before step10.
+
+    A file without a number, as in final.pt, comes last.
+    """
+    match = _STEP.search(path.stem)
+    numbers = re.findall(r"\d+", path.stem)
+    step = int(match[1]) if match else int(numbers[-1]) if numbers else None
+    return step is None, step or 0, _natural(path.name)
+
+
+def _natural(name: str) -> list[tuple[str, int]]:
+    return [(text, int(digits or -1)) for text, digits in re.findall(r"(\D*)(\d*)", name)]
