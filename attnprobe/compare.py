@@ -224,7 +224,7 @@ def _described(result: Result) -> str:
     about = result.input
     seed = f", seed {about['seed']}" if about.get("seed") is not None else ""
     samples, length = about.get("samples"), about.get("length")
-    size = f"{samples} samples" if length is None else f"{samples} × {length} tokens"
+    size = f"samples: {samples}" if length is None else f"{samples} × {length} tokens"
     return f"{about['source']}, {size}{seed}" if about.get("source") else f"{size}{seed}"
 
 

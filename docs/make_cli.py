@@ -31,7 +31,8 @@ attnprobe VERB [CKPT…] [options]
 - **Ranges** include both ends: `--layer 0-3,-1` is layers 0, 1, 2, 3 and the last.
 - **Without a checkpoint** the packaged pair is measured, one model without and one with a gate.
 - **Without an input option** a checkpoint is measured on what it was trained on: draws from its own
-  task, or the last tenth of the packaged text; one without a tokenizer on random tokens.
+  task, or the last tenth of the packaged text; one without a tokenizer on random tokens, and one
+  that reads images or sound on random values.
 - `NO_COLOR` and `COLUMNS` are honoured; a table in a pipe or a file is 80 columns wide.
 
 | exit code | meaning |

@@ -23,7 +23,6 @@ def not_measured(result: Result, view: str) -> list[str]:
     foreign = {m for topic, names in _TOPICS.items() if topic != view for m in names}
     if view == "scan":
         foreign = set()
-    foreign.add("max_logit")  # it is there when asked for, and was not
     several = len(part_keys([result])) > 1
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in records(result.not_measured):
@@ -80,7 +79,9 @@ def _input(result: Result) -> str:
     facts = [printable(about["source"])] if about.get("source") else []
     samples, length = about.get("samples"), about.get("length")
     if samples:
-        facts.append(f"{samples} × {plural(length, 'token')}" if length else f"{samples} samples")
+        facts.append(
+            f"{samples} × {plural(length, 'token')}" if length else plural(samples, "sample")
+        )
     documents = about.get("documents")
     if documents and documents != samples:
         facts.append(plural(documents, "document"))
