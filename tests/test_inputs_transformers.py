@@ -16,9 +16,11 @@ pytest.importorskip("transformers")
 import tiny_tokenizers as tiny
 import transformers
 
+import attnprobe
 from attnprobe.errors import InputError
 from attnprobe.forward import ForwardInputs
 from attnprobe.inputs import InputOptions, Inputs, prepare, read
+from attnprobe.probing import probe
 from attnprobe.subject import Limits, Subject
 from attnprobe.tokenizer import Tokenizer
 
@@ -433,6 +435,24 @@ def test_values_that_cannot_be_shown(tmp_path: Path, reads: str, options: Any, s
     assert "\n" not in str(raised.value)
 
 
+def test_figures_of_what_hears_and_writes() -> None:
+    target = subject(tiny.gpt2(), whisper(), vocab_size=300, reads="audio", is_encoder_decoder=True)
+    shown_ = shown(target, texts=["the whale and the sea", "sea"])  # padded, which sound is not
+    result = probe(target, shown_)
+    assert sorted(zip(result.layers["stack"], result.layers["kind"], strict=True)) == [
+        ("decoder", "cross"),
+        ("decoder", "self"),
+        ("encoder", "self"),
+    ]
+    assert result.layers["f_attr"].notna().all()
+    mask = shown_.kwargs["decoder_attention_mask"]
+    assert (result.input["length"], result.input["tokens"]) == (mask.shape[1], int(mask.sum()))
+    pixels = subject(None, vit(), reads="image")
+    seen = probe(pixels, shown(pixels, samples=3))
+    assert (seen.input["samples"], seen.input["length"], seen.input["tokens"]) == (3, None, 0)
+    assert seen.layers["f_attr"].notna().all()
+
+
 # padding
 
 
@@ -463,3 +483,25 @@ def test_padding_on_either_side_gives_what_a_text_alone_gives(family: str, side:
         for n, row in enumerate(rows):
             alone = model(row[None]).last_hidden_state[0]
             assert torch.allclose(batched[n][mask[n] == 1], alone, atol=1e-5)
+
+
+def test_figures_do_not_depend_on_padding() -> None:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**SMALL, vocab_size=50, num_key_value_heads=1)
+    model = transformers.LlamaForCausalLM(config)
+    rows = [torch.randint(2, 50, (length,)) for length in (12, 7)]
+    tokens = {side: torch.zeros(2, 12, dtype=torch.long) for side in ("left", "right")}
+    masks = {side: torch.zeros(2, 12, dtype=torch.long) for side in tokens}
+    for n, row in enumerate(rows):
+        for side, start in (("left", 12 - len(row)), ("right", 0)):
+            tokens[side][n, start : start + len(row)] = row
+            masks[side][n, start : start + len(row)] = 1
+    columns = ["f_attr", "entropy", "entropy_norm", "first4"]
+    alone = [attnprobe.scan(model, row[None]).samples for row in rows]
+    for side in tokens:
+        both = attnprobe.scan(model, tokens[side], attention_mask=masks[side]).samples
+        for n, expected in enumerate(alone):
+            own = both[(both["sample"] == n) & both["head"].notna()]
+            wanted = expected[expected["head"].notna()]
+            assert len(own) == len(wanted) == 4
+            assert np.allclose(own[columns], wanted[columns], atol=1e-5)
