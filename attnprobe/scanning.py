@@ -43,7 +43,6 @@ def scan(
     batch_size: int | None = None,
     pre_gate: bool = False,
     epsilon: float = 0.3,
-    max_logit: bool = False,
     token_text: Callable[[int], str] | None = None,
     progress: Callable[[int, int], None] | None = None,
     **forward_kwargs: Any,
@@ -66,7 +65,6 @@ def scan(
         batch_size: samples a forward pass; by default some 4,096 tokens. No figure depends on it.
         pre_gate: ranks before a gate at G1 instead of behind it.
         epsilon: the share of attention above which a key counts as a sink.
-        max_logit: measure the largest logit too, which takes the slower engine.
         token_text: gives the text of a token id.
         progress: called with samples done and in all.
         forward_kwargs: further arguments of the model; tensors with the batch as first dimension
@@ -83,7 +81,7 @@ def scan(
     if batch_size is not None and batch_size < 1:
         raise InputError(f"batch_size must be at least 1, not {batch_size}")
     inputs = ForwardInputs(tokens, attention_mask, document_ids, forward_kwargs)
-    options = Options(epsilon=epsilon, pre_gate=pre_gate, max_logit=max_logit)
+    options = Options(epsilon=epsilon, pre_gate=pre_gate)
     names = list(METRICS) if metrics is None else list(_several(metrics))
     run = Scan(model, names, options, layers=_several(layers), token_text=token_text)
     run.add(inputs, batch_size=batch_size, progress=progress)

@@ -113,7 +113,6 @@ class Input(_Table):
     epsilon: Number | None = Field(
         default=None, gt=0, lt=1, description="mass above which a key is a sink"
     )
-    max_logit: bool | None = Field(default=None, description="measure the largest logit, too")
 
 
 class Run(_Table):

@@ -27,7 +27,7 @@ KEYS: dict[str, tuple[str, str]] = {
         name: ("input", name)
         for name in (
             *("text_file", "chat_template", "tokens", "random_tokens", "repeated_token", "image"),
-            *("length", "samples", "seed", "bos", "epsilon", "max_logit"),
+            *("length", "samples", "seed", "bos", "epsilon"),
         )
     },
     **{name: ("run", name) for name in ("model_config", "device", "dtype", "batch_size", "jobs")},

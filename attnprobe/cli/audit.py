@@ -263,7 +263,7 @@ def _gather_options(config: Config, options: Auditing) -> GatherOptions:
     given: dict[str, Any] = {
         **{name: getattr(source, name) for name in ("length", "samples", "seed", "bos", "tokens")},
         **{name: getattr(source, name) for name in ("random_tokens", "repeated_token")},
-        **{name: getattr(source, name) for name in ("chat_template", "epsilon", "max_logit")},
+        **{name: getattr(source, name) for name in ("chat_template", "epsilon")},
         **{name: getattr(run, name) for name in ("device", "dtype", "batch_size")},
         "model_config": run.shape,
         "text": tuple(options.text or ()) or None,

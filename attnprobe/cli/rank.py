@@ -9,7 +9,7 @@ from attnprobe.cli.options import Measuring, collected
 VIEW = View("rank", ("rank", "sink"), proof=("layers", "erank"))
 
 
-@collected(Measuring, without=("epsilon", "max_logit"))
+@collected(Measuring, without=("epsilon",))
 def rank(options: Measuring) -> int:
     """Effective rank: how many directions heads and layers really write to.
 

@@ -31,8 +31,7 @@ class AttentionStats:
             another visible key.
         mass: (B, H, Tk) attention summed over the valid queries.
         seen: (B, h, Tk) how many valid queries see the key.
-        max_logit: (B, H) largest logit over the visible pairs of valid queries, -inf where none;
-            None from an engine that does not come by it.
+        max_logit: (B, H) largest logit over the visible pairs of valid queries, -inf where none.
         engine: which one it was.
     """
 
@@ -47,7 +46,7 @@ class AttentionStats:
     entropy_nosink: Tensor
     mass: Tensor
     seen: Tensor
-    max_logit: Tensor | None
+    max_logit: Tensor
     engine: str
 
     @property

@@ -40,12 +40,10 @@ class Options:
     Attributes:
         epsilon: the share of attention above which a key is a sink.
         pre_gate: take ranks before the gate at G1.
-        max_logit: measure the largest logit also where it costs the slower engine.
     """
 
     epsilon: float = 0.3
     pre_gate: bool = False
-    max_logit: bool = False
 
 
 class Metric:

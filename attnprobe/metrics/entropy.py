@@ -21,7 +21,6 @@ BIN_WIDTH = 1 / 128  # nats
 MAX_ENTROPY = 16  # nats, the entropy of nine million equal keys
 COLLAPSED = 0.03
 FEW_KEYS = "no query sees enough keys: one besides the first, or two of any"
-ON_REQUEST = "measured when asked for (max_logit=True, --max-logit): it takes the slower engine"
 
 
 @dataclass
@@ -45,7 +44,7 @@ class Entropy(Metric):
     - `entropy_nosink` = the same mean with the first key left out of the row, over queries that
       see another key;
     - `entropy_p05/p50/p95`: quantiles over queries, to a bin of 1/128 nats;
-    - `max_logit`: largest logit over visible pairs, where asked for or where it comes free;
+    - `max_logit`: largest logit over visible pairs;
     - `collapsed`: entropy_norm < 0.03.
     """
 
@@ -68,11 +67,8 @@ class Entropy(Metric):
         site.means.add("entropy_nosink", stats.entropy_nosink, stats.sees_other, documents)
         by_head = (stats.entropy, valid)  # (B, H, Tq) to (H, B·Tq)
         site.histogram.add(*(x.transpose(0, 1).flatten(1) for x in by_head))
-        # NaN from a batch without it stays: the largest of some batches is not that of all
-        best = torch.full_like(site.max_logit, torch.nan)
-        if stats.max_logit is not None:
-            best = stats.max_logit.amax(0).double().cpu()
-        site.max_logit = torch.maximum(site.max_logit, best)
+        largest = stats.max_logit.amax(0).double().cpu()
+        site.max_logit = torch.maximum(site.max_logit, largest)
 
     def forget(self, site: Site) -> None:
         self._sites.pop(site, None)
@@ -99,9 +95,7 @@ class Entropy(Metric):
             tables.add("heads", heads)
             tables.add("layers", [layer])
             tables.add("samples", self._samples(key, site))
-            if layer["max_logit"] is None:
-                tables.missing("max_logit", ON_REQUEST, key)
-            for column in (*MEANS, "collapsed"):
+            for column in (*MEANS, "max_logit", "collapsed"):
                 if any(h[column] is None for h in heads):
                     tables.missing(column, FEW_KEYS, key)
         layers = tables.rows.get("layers", [])

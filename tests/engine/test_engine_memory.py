@@ -42,12 +42,11 @@ def model(gate: GateConfig, **changes: object) -> Decoder:
     return Decoder(ModelConfig(**{**values, "gate": gate, **changes}))
 
 
-@pytest.mark.parametrize("max_logit", [False, True], ids=["fused", "blocks"])
 @pytest.mark.parametrize("gate", [GateConfig(), GateConfig("G1")], ids=["plain", "gated"])
-def test_no_tensor_of_queries_by_keys(max_logit: bool, gate: GateConfig) -> None:
+def test_no_tensor_of_queries_by_keys(gate: GateConfig) -> None:
     tokens = torch.randint(0, 11, (2, LENGTH))
     with Largest() as largest:
-        scan(model(gate), tokens, max_logit=max_logit)
+        scan(model(gate), tokens)
     assert 0 < largest.numel < LENGTH * LENGTH // 2, largest.name
 
 
@@ -67,27 +66,25 @@ model = Decoder(ModelConfig(vocab_size=11, d_model=32, n_layers=4, n_heads=1, d_
 def held(name):  # not ru_maxrss, which a child takes over from a large parent
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith(name))
-scan(model, torch.randint(0, 11, (1, 512)), max_logit=MAX_LOGIT)
+scan(model, torch.randint(0, 11, (1, 512)))
 before = held("VmRSS:")
-scan(model, torch.randint(0, 11, (1, int(sys.argv[1]))), max_logit=MAX_LOGIT)
+scan(model, torch.randint(0, 11, (1, int(sys.argv[1]))))
 print(json.dumps([before, held("VmHWM:")]))
 """
 
 
-def growth(length: int, max_logit: bool) -> int:
+def growth(length: int) -> int:
     """Bytes by which a scan of that length raised the process above what it held before."""
-    code = PROBE.replace("MAX_LOGIT", str(max_logit))
     done = subprocess.run(
-        [sys.executable, "-c", code, str(length)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", PROBE, str(length)], capture_output=True, text=True, check=True
     )
     before, peak = json.loads(done.stdout)
     return peak - before
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-@pytest.mark.parametrize("max_logit", [False, True], ids=["fused", "blocks"])
-def test_peak_memory_is_linear(max_logit: bool) -> None:
+def test_peak_memory_is_linear() -> None:
     """Twice the tokens take at most 2.2 times the memory, and less than a matrix of them."""
-    short, long = growth(8192, max_logit), growth(16384, max_logit)
+    short, long = growth(8192), growth(16384)
     assert long < 2.2 * short + (8 << 20), (short, long)  # the allocator rounds up
     assert long < 16384 * 16384  # a quarter of one float32 matrix
