@@ -94,7 +94,7 @@ def whole(
 
 def run(model: Decoder, side: str, **options: object) -> Result:
     tokens, mask, packed, _ = batch(side)
-    return scan(model, tokens, attention_mask=mask, document_ids=packed, max_logit=True, **options)
+    return scan(model, tokens, attention_mask=mask, document_ids=packed, **options)
 
 
 def assert_close(
@@ -341,7 +341,7 @@ def test_padding_and_packing(name: str, side: str) -> None:
 def test_any_length(name: str, dtype: torch.dtype, length: int) -> None:
     model = decoder(dtype=dtype, max_length=256, **MODELS[name])
     tokens = torch.randint(0, VOCABULARY, (2, length))
-    result = scan(model, tokens, max_logit=True)
+    result = scan(model, tokens)
     assert_all(result, by_hand(model, tokens, torch.zeros_like(tokens)), tokens)
 
 
@@ -394,7 +394,7 @@ def test_a_planted_sink(drained: bool, side: str) -> None:
     tokens, mask, _, ids = batch(side)
     for row, columns in reference.documents(ids):
         tokens[row, columns[0]] = 0
-    result = scan(model, tokens, attention_mask=mask, max_logit=True, token_text="t{}".format)
+    result = scan(model, tokens, attention_mask=mask, token_text="t{}".format)
     want = by_hand(model, tokens, ids)
     assert_all(result, want, tokens)
     heads = result.heads[result.heads.layer == 0]
@@ -414,7 +414,7 @@ def test_nothing_but_a_sink(logit: float, dtype: torch.dtype) -> None:
     model = with_sink(False, logit, dtype=dtype)
     tokens = torch.randint(1, VOCABULARY, (2, 40))
     tokens[:, 0] = 0
-    result = scan(model, tokens, max_logit=True)
+    result = scan(model, tokens)
     if dtype == torch.float64:
         assert_tables(result, by_hand(model, tokens, torch.zeros_like(tokens)))
     heads = result.heads[result.heads.layer == 0]
@@ -429,8 +429,6 @@ def test_nothing_but_a_sink(logit: float, dtype: torch.dtype) -> None:
 def frames(result: Result) -> dict[str, list[dict]]:
     """All tables as records, histograms as running sums so that one flipped bin is one."""
     found = {name: getattr(result, name).to_dict("records") for name in TABLES}
-    reasons = found["not_measured"]
-    found["not_measured"] = [row for row in reasons if row["metric"] != "max_logit"]
     for row in found["gates"]:
         row["histogram"] = np.cumsum(row["histogram"]) / max(1, sum(row["histogram"]))
     return found
@@ -444,8 +442,6 @@ def assert_same(one: Result, other: Result, absolute: float = 1e-5) -> None:
         for a, b in zip(rows, others, strict=True):
             for column, value in a.items():
                 where = (name, column, a, b)
-                if column == "max_logit" and pd.isna([value, b[column]]).any():
-                    continue  # unless asked for, it is there where every batch gave it for free
                 if isinstance(value, (np.ndarray, list)):
                     np.testing.assert_allclose(value, b[column], atol=1e-3, err_msg=str(where))
                 elif isinstance(value, float) or value is pd.NA:
@@ -461,10 +457,9 @@ def assert_same(one: Result, other: Result, absolute: float = 1e-5) -> None:
 def test_batches_and_padding_do_not_matter(name: str, side: str, batch_size: int) -> None:
     model = decoder(**MODELS[name])
     tokens, mask, _, _ = batch(side)
-    asked = batch_size != 2  # by both engines
-    result = scan(model, tokens, attention_mask=mask, batch_size=batch_size, max_logit=asked)
+    result = scan(model, tokens, attention_mask=mask, batch_size=batch_size)
     tokens, mask, _, _ = batch("left")
-    assert_same(result, scan(model, tokens, attention_mask=mask, batch_size=7, max_logit=asked))
+    assert_same(result, scan(model, tokens, attention_mask=mask, batch_size=7))
 
 
 @pytest.mark.parametrize("name", ["plain", "G1 element", "G2 head", "G5 element"])
@@ -723,7 +718,6 @@ def test_encoder_decoder(gate: str, side: str) -> None:
         attention_mask=ids + 1,
         decoder_tokens=target,
         decoder_attention_mask=target_ids + 1,
-        max_logit=True,
         batch_size=2,
     )
     plain = config.to_dict()
@@ -756,21 +750,6 @@ def assert_explained_kinds(
         model = reference.tables(own, config)["model"]
         assert_row(row, model, [c for c in model if c != "m_act"], row["kind"])
         assert_close(row["ppl"], want["model"]["ppl"], row["kind"])
-
-
-def test_the_largest_logit_of_some_batches_is_not_that_of_all() -> None:
-    """It comes free with a window, and not with a text shorter than that window."""
-    model = decoder(window=20)
-    long, short = torch.randint(0, VOCABULARY, (2, 40)), torch.randint(0, VOCABULARY, (2, 10))
-    parts = [Scan(model, ["entropy"]) for _ in range(3)]
-    parts[0].add(ForwardInputs(long, None, None, {}))
-    assert parts[0].result().heads.max_logit.notna().all()
-    for part, tokens in ((parts[0], short), (parts[1], short), (parts[2], long)):
-        part.add(ForwardInputs(tokens, None, None, {}))
-    parts[1].merge(parts[2])
-    for part in parts[:2]:
-        assert part.result().heads.max_logit.isna().all()
-        assert "max_logit" in set(part.result().not_measured.metric)
 
 
 # the edges of the library's own function
