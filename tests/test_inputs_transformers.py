@@ -371,6 +371,14 @@ def test_image_files_are_prepared_as_the_model_says(tmp_path: Path) -> None:
     by_hand = processor(images=[Image.open(file)], return_tensors="pt")["pixel_values"]
     assert torch.allclose(found.tokens[1], by_hand[0], atol=1e-5)
     assert found.about["kind"] == "images"
+    settings = tmp_path / "preprocessor_config.json"
+    known = json.loads(settings.read_text())
+    settings.write_text(json.dumps({**known, "image_processor_type": "NobodysProcessor"}))
+    again = shown(subject(None, vit(), reads="image", folder=tmp_path), images=[file])
+    assert torch.allclose(again.tokens, by_hand, atol=1e-5)
+    settings.write_text("{")
+    with pytest.raises(InputError, match="preprocessor_config.json cannot be read"):
+        shown(subject(None, vit(), reads="image", folder=tmp_path), images=[file])
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".pt"])

@@ -100,12 +100,16 @@ def _processor(subject: Subject) -> Any:
     folder = subject.folder
     if folder is None or not os.path.isfile(os.path.join(folder, SETTINGS)):
         return None
-    from transformers import AutoImageProcessor
+    import transformers
 
-    try:
-        return AutoImageProcessor.from_pretrained(str(folder), local_files_only=True)
-    except Exception as error:  # of any kind: a file that is none, a class that needs a library
-        return _from_settings(Path(folder) / SETTINGS, error)
+    from attnprobe.loading.pretrained import hushed
+
+    with hushed(transformers):
+        try:
+            auto = transformers.AutoImageProcessor
+            return auto.from_pretrained(str(folder), local_files_only=True)
+        except Exception as error:  # of any kind: a file that is none, a class that needs a library
+            return _from_settings(Path(folder) / SETTINGS, error)
 
 
 def _from_settings(path: Path, error: Exception) -> Any:
