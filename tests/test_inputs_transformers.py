@@ -243,6 +243,16 @@ def test_the_decoder_reads_the_text_behind_its_own_start() -> None:
     assert torch.allclose(batched, alone, atol=1e-5)
 
 
+def test_an_encoder_alone_has_no_decoder_to_feed() -> None:
+    config = transformers.T5Config(
+        vocab_size=20, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2
+    )
+    target = subject(tiny.t5(), transformers.T5EncoderModel(config), is_encoder_decoder=True)
+    found = shown(target, texts=["the whale"])
+    assert found.kwargs == {}
+    assert runs(target, found).last_hidden_state.shape == (1, 3, 16)
+
+
 # images and sound
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from attnprobe.inputs.drawn import (
 )
 from attnprobe.inputs.options import InputOptions
 from attnprobe.inputs.shapes import second_input
+from attnprobe.models import ModelConfig
 from attnprobe.subject import Subject
 
 
@@ -75,7 +76,7 @@ def prepare(subject: Subject, source: Source, options: InputOptions) -> Inputs:
 
 def _of_values(subject: Subject, source: Source, options: InputOptions) -> Inputs:
     """For a model that reads images or sound, and a decoder's text beside it."""
-    if not subject.is_encoder_decoder:
+    if not _has_decoder(subject):
         if source.tokens is not None and not isinstance(source.tokens, RandomTokens):
             what = "an image with --image FILE, " if subject.reads == "image" else ""
             raise InputError(
@@ -168,9 +169,9 @@ def _decoder(
     The project's own models read the same tokens twice. Those of transformers read them behind
     the model's own start token and without the last, as when they are trained to say them.
     """
-    takes = inspect.signature(subject.model.forward).parameters
-    if not subject.is_encoder_decoder:
+    if not _has_decoder(subject):
         return {}, ""
+    takes = _arguments(subject)
     if "decoder_input_ids" not in takes:
         masks = {} if mask is None else {"decoder_attention_mask": mask}
         return {"decoder_tokens": tokens, **masks}, "; encoder and decoder read the same tokens"
@@ -181,6 +182,16 @@ def _decoder(
         kwargs["decoder_attention_mask"] = mask
     name = f"id {start}" if subject.vocabulary is None else subject.vocabulary.token(start)
     return kwargs, f"; the decoder reads the same behind {name}"
+
+
+def _arguments(subject: Subject) -> Collection[str]:
+    return inspect.signature(subject.model.forward).parameters
+
+
+def _has_decoder(subject: Subject) -> bool:
+    """Whether a second sequence is read: a config says it of an encoder that is alone, too."""
+    is_own = subject.config is None or isinstance(subject.config, ModelConfig)
+    return subject.is_encoder_decoder and (is_own or "decoder_input_ids" in _arguments(subject))
 
 
 def _behind(start: int, row: Tensor) -> Tensor:
