@@ -19,9 +19,10 @@ GATE = re.compile(r"gate|(^|_)g(_|$)", re.IGNORECASE)
 NORM = re.compile(r"norm", re.IGNORECASE)
 
 
-def feeds_forward(path: str, scope: str) -> bool:
-    """Whether a module within a scope is of a feed-forward part, by its path."""
-    return bool(FEED_FORWARD.search(path[len(scope) :]))
+def feeds_forward(path: str, scope: str = "") -> bool:
+    """Whether a module within a scope is of a feed-forward part, by its path (or class name)."""
+    parts = path[len(scope) :].split(".")
+    return any(FEED_FORWARD.search(part) and not ATTENTION.search(part) for part in parts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +72,6 @@ class Ran:
     def may_be_gate_of(self, parent: nn.Module) -> bool:
         """Whether a module within `parent` could hold a gate of an attention call to come."""
         around = type(parent).__name__
-        if FEED_FORWARD.search(around) or not (self.is_map or self.activation):
+        if feeds_forward(around) or not (self.is_map or self.activation):
             return False  # the `gate_proj` of a feed-forward part is another thing
         return bool(ATTENTION.search(around) or GATE.search(self.name))

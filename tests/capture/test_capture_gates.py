@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import attnprobe
-from attnprobe.capture import AttentionCall, Documents, Recorder
+from attnprobe.capture import AttentionCall, Documents, Recorder, gates
 
 transformers = pytest.importorskip("transformers")
 BATCH, LENGTH = 2, 20
@@ -308,6 +308,17 @@ def expected_of(
         return hand(model.get_submodule(path), seen[path][int(number or 0)])
 
 
+@pytest.fixture
+def uncompared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gates are read, not taken from the ratio of W_O's input to the attention output."""
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("the gate was compared")
+
+    monkeypatch.setattr(gates, "compare_gate", refuse)
+
+
+@pytest.mark.usefixtures("uncompared")
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name or family.type)
 def test_gates_are_those_computed_by_hand(family: Family) -> None:
     model = made(family)
@@ -331,6 +342,7 @@ def test_gates_are_those_computed_by_hand(family: Family) -> None:
         }
 
 
+@pytest.mark.usefixtures("uncompared")
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name or family.type)
 def test_tables_hold_what_the_hand_says(family: Family) -> None:
     model = made(family)
@@ -353,6 +365,7 @@ def test_tables_hold_what_the_hand_says(family: Family) -> None:
         assert [layer["gate_mean"]] == [row["mean"] for row in whole]
 
 
+@pytest.mark.usefixtures("uncompared")
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name or family.type)
 def test_gates_of_half_precision_are_the_same_reading(family: Family) -> None:
     model = made(family, torch.bfloat16)
@@ -421,6 +434,7 @@ def folding_self() -> tuple[nn.Module, Hand]:
     ).sigmoid()
 
 
+@pytest.mark.usefixtures("uncompared")
 @pytest.mark.parametrize("make", [atoms, diffusion, folding, folding_self])
 def test_gates_over_proteins(make: Callable[[], tuple[nn.Module, Hand]]) -> None:
     model, hand = make()
@@ -535,6 +549,7 @@ class OwnAttention(Own):
     """By its name a module that attends, so that its maps are kept."""
 
 
+@pytest.mark.usefixtures("uncompared")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("way", WAYS)
 def test_gates_of_code_that_nobody_knows(way: str, dtype: torch.dtype) -> None:
@@ -554,6 +569,7 @@ def test_gates_of_code_that_nobody_knows(way: str, dtype: torch.dtype) -> None:
     )
 
 
+@pytest.mark.usefixtures("uncompared")
 def test_a_gate_is_read_where_attention_gives_zero() -> None:
     """By comparison it could not be: a ratio to 0 says nothing."""
     model = OwnAttention("per group").eval()
