@@ -271,7 +271,7 @@ class Recorder:
                 continue
             if pending.frame.was_given(input) or not within(running, pending.scope):
                 continue
-            consumed = as_heads(input, pending.raw.output)
+            consumed = as_heads(self._without_padding(input, pending.raw), pending.raw.output)
             if consumed is None:
                 continue
             if within(running, pending.frame.path) or same_as(consumed, pending.raw.output):
@@ -279,6 +279,16 @@ class Recorder:
                 for frame in self._trace.running:
                     if frame is not pending.frame and within(frame.path, pending.frame.path):
                         self._note(pending, frame, None)
+
+    def _without_padding(self, input: Tensor, raw: RawCall) -> Tensor:
+        """What a linear map is given, as (N, d) where the call was of packed tokens without it."""
+        if raw.documents is None or input.dim() != 3:
+            return input
+        for stream in self._streams.values():
+            valid = stream.valid.to(input.device)
+            if input.shape[:2] == valid.shape and int(valid.sum()) == raw.documents.numel():
+                return input[valid]
+        return input
 
     def _on_exit(self, frame: Frame, output: Any) -> None:
         if isinstance(frame.module, GateModule) and isinstance(output, Tensor):
