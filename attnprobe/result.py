@@ -60,7 +60,7 @@ SKIP_ERRORS = ("skip_error_1e-3", "skip_error_1e-2", "skip_error_1e-1")
 #: Every table and its columns, in order. docs/json-schema.md tells what each column means.
 TABLES: dict[str, tuple[str, ...]] = {
     "model": ("kind", *SINK, *ENTROPY, *RANK, "erank_head", *GATE, "m_act", "ppl", "nll"),
-    "layers": (*KEY, *SINK, *ENTROPY, *RANK, "erank_head", *GATE, "m_act"),
+    "layers": (*KEY, "first_token", *SINK, *ENTROPY, *RANK, "erank_head", *GATE, "m_act"),
     "heads": (*KEY, *SINK, *ENTROPY, *RANK, *GATE),
     "samples": (
         *KEY,
@@ -122,7 +122,7 @@ INTEGERS = (
 )
 RANK_INTEGERS = ("num_rank", "rank_bound")
 TEXT = (
-    *("site", "stack", "kind", "token", "metric", "reason"),
+    *("site", "stack", "kind", "first_token", "token", "metric", "reason"),
     *("granularity", "activation", "source", "mode", "histogram", "edges"),
 )
 # In JSON these columns are one list a row instead of a row an element.

@@ -21,8 +21,9 @@ from attnprobe.errors import InputError, NothingMeasuredError
 from attnprobe.forward import ForwardInputs, batch_size_for, device_of, evaluated, logits_of
 from attnprobe.metrics import METRICS, Metric, Tables
 from attnprobe.metrics.base import Options, Row, site_key
+from attnprobe.patches import prefix
 from attnprobe.result import Result
-from attnprobe.sinks import grouped, named
+from attnprobe.sinks import Sequences, grouped, named
 from attnprobe.unseen import unseen
 
 SOME_LAYERS = "only some layers were measured (--layer): the model's figures need them all"
@@ -373,15 +374,20 @@ class Scan:
         return stack_of(path) or next(others, "decoder")
 
     def _name_tokens(self, rows: dict[str, list[Row]]) -> None:
-        queries = {site.path: self._of_stream(seen.queries) for site, seen in self.seen.items()}
-        keys = {site.path: self._of_stream(seen.keys) for site, seen in self.seen.items()}
+        queries = {
+            site.path: self._sequences(site, seen.queries) for site, seen in self.seen.items()
+        }
+        keys = {site.path: self._sequences(site, seen.keys) for site, seen in self.seen.items()}
         documents = len(next(iter(self.tokens.values()), ())) or self.about["samples"]
-        rows["sinks"] = grouped(named(rows["sinks"], keys, self.token_text), documents)
-        rows["massive"] = named(rows["massive"], queries, self.token_text)
+        rows["sinks"] = grouped(named(rows["sinks"], keys), documents)
+        rows["massive"] = named(rows["massive"], queries)
+        rows["layers"] = [{**row, "first_token": keys[row["site"]].first} for row in rows["layers"]]
 
-    def _of_stream(self, name: str | None) -> list[list[int]]:
-        """The tokens of every document of a stream, none for what comes from no stream."""
-        return [] if name is None else self.tokens.get(name, [])
+    def _sequences(self, site: Site, stream: str | None) -> Sequences:
+        """What stands in the sequences that a site's queries or keys come from."""
+        if stream is None:
+            return Sequences(names=prefix(self.model, site.path.partition("#")[0]))
+        return Sequences(self.tokens.get(stream, []), text=self.token_text)
 
     def _architecture(self) -> dict[str, Any]:
         gates = sorted({seen.gate for seen in self.seen.values() if seen.gate})

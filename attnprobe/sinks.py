@@ -3,32 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from attnprobe.metrics.base import Row
 
 
-def named(
-    rows: Sequence[Row],
-    tokens: Mapping[str, Sequence[Sequence[int]]],
-    text: Callable[[int], str] | None,
-) -> list[Row]:
-    """The rows with `token_id` and `token` where the token at their place is known.
+@dataclass(frozen=True)
+class Sequences:
+    """What stands at every place of a site's sequences.
+
+    Attributes:
+        documents: the ids of every document; none where they are no tokens.
+        names: what the first places are called there.
+        text: gives the text of an id.
+    """
+
+    documents: Sequence[Sequence[int]] = ()
+    names: Sequence[str] = ()
+    text: Callable[[int], str] | None = None
+
+    def at(self, document: int, position: int) -> tuple[int | None, str | None]:
+        """Id and text, as far as they are known."""
+        if not self.documents:
+            return None, self.names[position] if position < len(self.names) else None
+        if document >= len(self.documents) or position >= len(self.documents[document]):
+            return None, None
+        token = self.documents[document][position]
+        # half a character is a lone surrogate in some vocabularies, which no file takes
+        spelled = (
+            self.text(token).encode("utf-8", "backslashreplace").decode() if self.text else None
+        )
+        return token, spelled
+
+    @property
+    def first(self) -> str | None:
+        """What every document begins with, None where they begin differently."""
+        texts = {self.at(document, 0)[1] for document in range(max(1, len(self.documents)))}
+        return texts.pop() if len(texts) == 1 else None
+
+
+def named(rows: Sequence[Row], sequences: Mapping[str, Sequences]) -> list[Row]:
+    """The rows with `token_id` and `token` where what stands at their place is known.
 
     Args:
         rows: with site, document and position.
-        tokens: by site, the ids of every document.
-        text: gives the text of an id.
+        sequences: by site.
     """
-    return [{**row, **_token(row, tokens.get(row["site"], ()), text)} for row in rows]
-
-
-def _token(row: Row, documents: Sequence[Sequence[int]], text: Callable[[int], str] | None) -> Row:
-    if row["document"] >= len(documents) or row["position"] >= len(documents[row["document"]]):
-        return {"token_id": None, "token": None}
-    token = documents[row["document"]][row["position"]]
-    # half a character is a lone surrogate in some vocabularies, which no file takes
-    spelled = text(token).encode("utf-8", "backslashreplace").decode() if text else None
-    return {"token_id": token, "token": spelled}
+    lines = []
+    for row in rows:
+        known = sequences.get(row["site"], Sequences())
+        token_id, token = known.at(row["document"], row["position"])
+        lines.append({**row, "token_id": token_id, "token": token})
+    return lines
 
 
 def grouped(rows: Sequence[Row], documents: int) -> list[Row]:

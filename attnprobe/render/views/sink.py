@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from attnprobe.render import headline
 from attnprobe.render.blocks import strip
 from attnprobe.render.grid import Column
+from attnprobe.render.names import token_text
 from attnprobe.render.numbers import significant, times
 from attnprobe.render.page import (
     Page,
@@ -24,7 +25,7 @@ from attnprobe.render.page import (
     percents,
     strip_note,
 )
-from attnprobe.render.parts import Part
+from attnprobe.render.parts import Part, records
 from attnprobe.render.places import massive, sinks
 
 REST = 30  # cells that a checkpoint's other columns take beside the strip
@@ -45,7 +46,7 @@ def meanings(page: Page) -> dict[str, str]:
     """What the columns of sinks mean."""
     above = headline.epsilon(page.results[0])
     return {
-        "F-Attr": "mean share of attention on the first token",
+        "F-Attr": f"mean share of attention on the first token{_first(page)}",
         "floor": "what length and mask alone would give it",
         "heads": f"F-Attr, {strip_note(page)}, ▁ 0 to █ 1",
         "sinks": f"share of heads and documents in which the first token gets more than {above:g}",
@@ -53,6 +54,22 @@ def meanings(page: Page) -> dict[str, str]:
         "drain": "size of the first token's value beside the others', 0 where it is drained",
         "to none": "attention that goes to no token",
     }
+
+
+def _first(page: Page) -> str:
+    """What the first token is, where it is not simply that of a text: " ([CLS])"."""
+    firsts: dict[str, list[str]] = {}
+    for result in page.results:
+        for row in records(result.layers):
+            is_text = row["kind"] == "self" and row["stack"].startswith("decoder")
+            if isinstance(row["first_token"], str) and not is_text:
+                firsts.setdefault(token_text(row["first_token"]), []).append(
+                    f"{row['stack']} {row['kind']}"
+                )
+    if len(firsts) == 1:
+        return f" ({next(iter(firsts))})"
+    told = [f"{token} in {' and '.join(dict.fromkeys(where))}" for token, where in firsts.items()]
+    return f" ({', '.join(told)})" if told else ""
 
 
 def floor_columns(part: Part, layers: list[int], order: int = 0) -> list[Column]:
