@@ -274,6 +274,27 @@ def test_its_gates_are_read_head_by_head(variant: str, tmp_path: Path) -> None:
         assert row["f_attr"] == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("variant", ["1B_gate_headwise", "1B_gate_elementwise"])
+def test_padding_is_in_no_gate(variant: str, side: str, tmp_path: Path) -> None:
+    config = config_of(variant)
+    weights = weights_of(config, GATE_WIDTH[variant])
+    model = load(write(tmp_path, config, weights, "safetensors"))
+    short = TOKENS[1:, :9]
+    filler = torch.zeros(1, TOKENS.shape[1] - 9, dtype=torch.long)
+    parts = [filler, short] if side == "left" else [short, filler]
+    tokens = torch.cat([TOKENS[:1], torch.cat(parts, 1)])
+    mask = torch.cat([torch.ones_like(TOKENS[:1]), (torch.cat(parts, 1) > 0).long()])
+    reference = Reference(config, weights)
+    reference.logits(TOKENS[:1])
+    reference.logits(short)
+    result = attnprobe.scan(model, tokens, metrics=["gate"], attention_mask=mask)
+    for row in result.gates[result.gates["head"].notna()].to_dict("records"):
+        head, layer = int(row["head"]), row["layer"]
+        both = [reference.gates[n][0, :, head] for n in (layer, LAYERS + layer)]
+        assert row["mean"] == pytest.approx(torch.cat(both).mean().item(), abs=1e-6)
+
+
 def test_the_baseline_is_transformers_own_qwen3(tmp_path: Path) -> None:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 

@@ -189,6 +189,12 @@ FAMILIES = [
     Family("inkling2_text", of_inner("o_proj"), changes=INKLING, eager=True),
     Family("inkling2_loop_text", of_inner("o_proj"), changes=INKLING, eager=True),
     Family("hy_v4", of_gate_proj, changes=INDEXED, eager=True),
+    Family(
+        "hy_v4_vl_text",
+        of_gate_proj,
+        changes={**INDEXED, "rope_parameters": {**ROPE, "mrope_section": [2, 0, 0]}},
+        eager=True,
+    ),
     Family("axk2", axk2, changes=INDEXED),
     Family(
         "bailing_hybrid",
@@ -588,6 +594,28 @@ def test_a_known_gate_is_read_where_attention_gives_nothing_else() -> None:
     nothing = watched(model, HIDDEN)[0]
     assert nothing.gate is None
     assert "tells nothing" in nothing.reasons["gate"]
+
+
+class Adapted(nn.Module):
+    """A map with a low-rank addition, as adapters put it around: its own output is not the gate."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer, self.in_features, self.out_features = base, 32, base.out_features
+        self.down, self.up = nn.Linear(32, 2), nn.Linear(2, base.out_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base_layer(x) + self.up(self.down(x))
+
+
+@pytest.mark.usefixtures("uncompared")
+@pytest.mark.parametrize(("way", "name"), [("per head", "q_proj"), ("softplus", "g")])
+def test_a_gate_with_an_adapter(way: str, name: str) -> None:
+    model = OwnAttention(way).eval()
+    setattr(model, name, Adapted(getattr(model, name)))
+    call = watched(model, HIDDEN)[0]
+    assert call.gate is not None, call.reasons
+    torch.testing.assert_close(call.gate.values, model.expected)
 
 
 class Scaled(OwnAttention):
