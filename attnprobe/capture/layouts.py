@@ -1,4 +1,4 @@
-"""Functions of torch that give the same numbers in another shape, order or dtype."""
+"""Functions of torch by what they do: the same numbers in another shape or dtype, and so on."""
 
 from __future__ import annotations
 
@@ -52,5 +52,6 @@ CASTS = _both(
     "cpu",
 )
 
+SCALINGS = _both("mul", "multiply", "div", "divide", "neg", "__mul__", "__rmul__", "__truediv__")
 DROPOUTS = {F.dropout, torch.dropout, F.dropout1d, F.dropout2d, F.alpha_dropout}
 SOFTMAXES = {F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax}

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attnprobe.capture.layouts import CASTS, LAYOUTS
+from attnprobe.capture.layouts import CASTS, LAYOUTS, SCALINGS
 from attnprobe.capture.marks import Marks
 from attnprobe.capture.products import Product
 
 
 class Weights:
-    """Knows the parameters of a model, and what is a view or another dtype of one."""
+    """Knows the parameters of a model, and what is a view, another dtype or a multiple of one."""
 
     def __init__(self) -> None:
         self._derived: Marks[bool] = Marks()
@@ -29,7 +29,10 @@ class Weights:
 
     def follow(self, func: Callable[..., Any], args: tuple[Any, ...], result: Tensor) -> None:
         """Takes note of what a function of torch made of a parameter."""
-        if args and (func in LAYOUTS or func in CASTS) and self.has(args[0]):
+        if not args or not self.has(args[0]):
+            return
+        others = (x for x in args[1:] if isinstance(x, Tensor))
+        if func in LAYOUTS or func in CASTS or (func in SCALINGS and all(map(self.has, others))):
             self._derived.set(result, True)
 
     def clear(self) -> None:

@@ -47,6 +47,7 @@ class _Pending:
     """A call whose surroundings are not known yet."""
 
     raw: RawCall
+    given: RawCall  # before its rows were taken apart
     site: Site
     frame: Frame
     scope: str  # path of the parent, where the search for W_O ends
@@ -145,9 +146,12 @@ class Recorder:
     # what the taps report
 
     def _on_attention(self, raw: RawCall) -> None:
-        frame = self._trace.running[-1] if self._trace.running else Frame("", self.model, ())
-        if not raw.is_matrix:
-            self._sizes.add((self._owner(), raw.query.shape[2], raw.key.shape[2]))
+        owner = self._owning_frame()
+        frame = self._trace.running[-1] if self._trace.running else owner
+        if raw.is_matrix:
+            frame = owner  # a module of its own may do no more than multiply
+        else:
+            self._sizes.add((owner.path, raw.query.shape[2], raw.key.shape[2]))
         if self._continue(frame, raw):
             return
         self._flush(lambda pending: pending.frame is frame)  # a call in the same module follows
@@ -164,6 +168,7 @@ class Recorder:
         unfolded = self._unfolded(raw)
         pending = _Pending(
             raw=unfolded,
+            given=raw,
             was_folded=unfolded is not raw,
             site=site,
             frame=frame,
@@ -190,13 +195,15 @@ class Recorder:
         return True
 
     def _owner(self) -> str:
+        return self._owning_frame().path
+
+    def _owning_frame(self) -> Frame:
         """The running module, or the one that it is a bare operation of, as nn.Softmax is."""
         for frame in reversed(self._trace.running):
-            if any(True for _ in frame.module.children()) or any(
-                True for _ in frame.module.parameters()
-            ):
-                return frame.path
-        return ""
+            parts = (*frame.module.children(), *frame.module.parameters(recurse=False))
+            if parts:
+                return frame
+        return Frame("", self.model, ())
 
     def _look_for_unread(self) -> None:
         """Takes note of softmaxes that look like attention and were not found to be."""
@@ -216,9 +223,8 @@ class Recorder:
 
     def _unfolded(self, raw: RawCall) -> RawCall:
         """Undoes B·H rows with one head each, or one row of B·H heads, as hand-written code has."""
-        documents = self._streams.get("")
         rows, heads = raw.query.shape[:2]
-        batch = len(documents.ids) if documents is not None else rows
+        batch = self._samples() or rows
         is_told = raw.documents is not None or rows == batch or rows * heads % batch != 0
         if is_told or 1 not in (rows, heads):
             return raw
@@ -229,6 +235,14 @@ class Recorder:
             return x.reshape(batch, x.shape[0] * x.shape[1] // batch, *x.shape[2:])
 
         return _relaid(raw, unfolded)
+
+    def _samples(self) -> int | None:
+        """B, which what is no text tells by the model's first input."""
+        if "" in self._streams:
+            return len(self._streams[""].ids)
+        given = self._trace.running[0].inputs if self._trace.running else ()
+        tensor = next((x for x in given if isinstance(x, Tensor) and x.dim() > 1), None)
+        return None if tensor is None else len(tensor)
 
     def _ordered(self, pending: _Pending) -> RawCall:
         """The call with its rows as H·B instead of B·H, where that is what W_O was given."""
@@ -271,6 +285,7 @@ class Recorder:
                 continue
             if pending.frame.was_given(input) or not within(running, pending.scope):
                 continue
+            self._fold_again(pending, input)
             consumed = as_heads(self._without_padding(input, pending.raw), pending.raw.output)
             if consumed is None:
                 continue
@@ -279,6 +294,16 @@ class Recorder:
                 for frame in self._trace.running:
                     if frame is not pending.frame and within(frame.path, pending.frame.path):
                         self._note(pending, frame, None)
+
+    @staticmethod
+    def _fold_again(pending: _Pending, input: Tensor) -> None:
+        """Leaves rows as they were, windows of one head, where W_O is given them like that."""
+        if not pending.was_folded:
+            return
+        consumed = as_heads(input, pending.given.output)
+        if consumed is not None and same_as(consumed, pending.given.output):
+            pending.raw, pending.was_folded = pending.given, False
+            pending.pieces = [pending.given]
 
     def _without_padding(self, input: Tensor, raw: RawCall) -> Tensor:
         """What a linear map is given, as (N, d) where the call was of packed tokens without it."""
@@ -356,7 +381,7 @@ class Recorder:
             pending.consumed = None
         elif pending.consumed is None or pending.weight is None:
             reasons["projection"] = NO_CONSUMER
-            if pending.was_folded and not self._are_whole():
+            if pending.was_folded and not (self._streams and self._are_whole()):
                 reasons["all"] = UNTOLD  # a loop over samples with a row a head looks the same
         else:
             projection = self._projections.get(pending.site)

@@ -405,3 +405,44 @@ def test_padding_that_cannot_be_told_is_refused(tokens: Tensor) -> None:
 
     with pytest.raises(NothingMeasuredError, match="cannot be told"):
         scan(Model(Attention(halves)), tokens, attention_mask=padding("right"))
+
+
+class Tower(nn.Module):
+    """Attention over patches, whose samples are known by no stream of tokens."""
+
+    def __init__(self, window: int, heads: int, is_merged: bool) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, WIDTH, 4, 4)
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH)
+        self.window, self.heads, self.is_merged = window, heads, is_merged
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.patches(images).flatten(2).mT  # (B, T, C)
+        x = x.unflatten(1, (-1, self.window)).flatten(0, 1)
+        q, k, v = (
+            y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in self.qkv(x).chunk(3, -1)
+        )
+        if self.is_merged:
+            q, k, v = (y.flatten(0, 1) for y in (q, k, v))
+        y = own_code.scores(q, k).softmax(-1) @ v
+        if self.is_merged:
+            y = y.unflatten(0, (-1, self.heads))
+        return self.out(y.transpose(1, 2).flatten(2)).view(len(images), -1)
+
+
+@pytest.mark.parametrize(("window", "heads"), [(16, 4), (16, 1), (4, 1)])
+def test_rows_of_images(window: int, heads: int) -> None:
+    """Merged rows are taken apart into heads, windows of one head are left as they are."""
+    images = torch.randn(3, 3, 16, 16)
+    plain, merged = Tower(window, heads, False), Tower(window, heads, True)
+    merged.load_state_dict(plain.state_dict())
+    ours, theirs = (scan(m, images, metrics=["sink", "entropy", "rank"]) for m in (merged, plain))
+    assert len(theirs.heads) == heads
+    for column in ("f_attr", "entropy", "erank"):
+        np.testing.assert_allclose(ours.heads[column], theirs.heads[column], atol=1e-5)
+
+
+def test_windows_and_heads_in_the_same_rows_are_refused() -> None:
+    with pytest.raises(NothingMeasuredError, match="cannot be told"):
+        scan(Tower(4, 4, True), torch.randn(3, 3, 16, 16))
