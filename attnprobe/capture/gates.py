@@ -21,6 +21,7 @@ from attnprobe.capture.around import GATE, Ran
 from attnprobe.capture.call import Gate, Site
 from attnprobe.capture.projection import compare_gate, same_as
 
+ONLY_A_NORM = "no gate: a norm stands between the attention output and W_O, and nothing else"
 A_NORM = "a norm, and no gate that could be read, stands between the attention output and W_O"
 AMBIGUOUS = "several gates would fit what little of the attention output is not 0"
 NOTHING = "the attention output is 0 everywhere, which tells nothing of a gate"
@@ -236,7 +237,10 @@ class GateReader:
                 source, reading = found
                 self._known[site] = reading
                 return _gate(source, reading, source.read(module, reading), heads)
-        if any(part.late and part.is_norm and _is_as_large(part, output) for part in around):
+        norms = [part for part in around if part.late and part.is_norm]
+        if any(_makes(norm, output, consumed, heads) for norm in norms):
+            return ONLY_A_NORM
+        if any(norm.inputs[0].numel() == output.numel() for norm in norms):
             return A_NORM
         return compare_gate(consumed, output, real)
 
@@ -379,5 +383,8 @@ def _misfit(values: Tensor, source: _Source, before: Tensor, after: Tensor) -> f
     return total / count if count else None
 
 
-def _is_as_large(part: Ran, output: Tensor) -> bool:
-    return part.inputs[0].numel() == output.numel()
+def _makes(norm: Ran, output: Tensor, consumed: Tensor, heads: Heads) -> bool:
+    """Whether a module was given the attention output and gave what W_O was given."""
+    if norm.output is None or norm.output.data_ptr() != consumed.data_ptr():
+        return False
+    return any(same_as(given, output) for given in heads.layouts(norm.inputs[0]))

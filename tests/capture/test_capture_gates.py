@@ -661,7 +661,7 @@ def test_bitnets_norm_is_no_gate() -> None:
     assert len(calls) == 2
     for call in calls:
         assert call.gate is None
-        assert "norm" in call.reasons["gate"]
+        assert call.reasons["gate"] == gates.ONLY_A_NORM
         assert call.projection is not None
 
 
