@@ -325,6 +325,13 @@ def test_random_values_have_the_shape_of_the_config(
     assert runs(target, found).last_hidden_state.shape[0] == 2
 
 
+@pytest.mark.parametrize(("size", "samples"), [(224, 16), (1024, 2)])
+def test_fewer_samples_are_drawn_where_they_are_large(size: int, samples: int) -> None:
+    config = transformers.ViTConfig(image_size=size)
+    found = shown(subject(config=config, reads="image"))
+    assert found.tokens.shape == (samples, 3, size, size)
+
+
 def test_values_are_in_the_precision_of_the_weights() -> None:
     target = subject(None, vit().bfloat16(), reads="image")
     assert runs(target, shown(target, samples=2)).last_hidden_state.dtype == torch.bfloat16
@@ -387,7 +394,7 @@ def test_image_files_are_prepared_as_the_model_says(tmp_path: Path) -> None:
     again = shown(subject(None, vit(), reads="image", folder=tmp_path), images=[file])
     assert torch.allclose(again.tokens, by_hand, atol=1e-5)
     settings.write_text("{")
-    with pytest.raises(InputError, match="preprocessor_config.json cannot be read"):
+    with pytest.raises(InputError, match="cannot be read: "):
         shown(subject(None, vit(), reads="image", folder=tmp_path), images=[file])
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from attnprobe.errors import InputError
-from attnprobe.inputs.drawn import Values
+from attnprobe.inputs.drawn import FEWEST_SAMPLES, Values
 from attnprobe.inputs.shapes import second_input, value_shape
 from attnprobe.subject import Subject
+
+DEFAULT_VALUES = 2**22  # pixels and the like in all: 16 images of 224 × 224 in three colours
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,11 @@ class Arrays:
 
 def _sizes(shape: tuple[int, ...]) -> str:
     return " × ".join(map(str, shape))
+
+
+def default_count(subject: Subject) -> int:
+    """How many are drawn where nothing is said: fewer of films, which are large."""
+    return min(FEWEST_SAMPLES, max(2, DEFAULT_VALUES // math.prod(value_shape(subject))))
 
 
 def random_values(subject: Subject, samples: int, seed: int) -> Values:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attnprobe.errors import InputError
-from attnprobe.inputs.arrays import random_values
+from attnprobe.inputs.arrays import default_count, random_values
 from attnprobe.inputs.controls import RandomTokens
 from attnprobe.inputs.default import Default
 from attnprobe.inputs.drawn import (
@@ -83,7 +83,7 @@ def _of_values(subject: Subject, source: Source, options: InputOptions) -> Input
                 f"{subject.name} reads {subject.reads}, no tokens: give {what}"
                 "an array with --tokens FILE.npy, or nothing for random input"
             )
-        values = _values(subject, source, options, options.samples or FEWEST_SAMPLES)
+        values = _values(subject, source, options)
         return Inputs(
             _cast(values.values, subject),
             None,
@@ -120,8 +120,8 @@ def _of_both(subject: Subject, source: Source, options: InputOptions, second: st
 
 def _both(subject: Subject, source: Source, options: InputOptions) -> tuple[Drawn, Values]:
     """Text and values, as many of one as of the other; those that were given say how many."""
-    given = None if source.values is None else _values(subject, source, options, 0)
-    count = len(given.values) if given else options.samples or FEWEST_SAMPLES
+    given = None if source.values is None else _values(subject, source, options)
+    count = len(given.values) if given else options.samples or default_count(subject)
     if source.tokens is None:
         few = replace(options, samples=min(count, FEWEST_SAMPLES))
         drawn = Default().draw(subject, few)
@@ -141,9 +141,9 @@ def _both(subject: Subject, source: Source, options: InputOptions) -> tuple[Draw
     return drawn, given or random_values(subject, count, options.seed)
 
 
-def _values(subject: Subject, source: Source, options: InputOptions, count: int) -> Values:
+def _values(subject: Subject, source: Source, options: InputOptions) -> Values:
     if source.values is None:
-        return random_values(subject, count, options.seed)
+        return random_values(subject, options.samples or default_count(subject), options.seed)
     found = source.values.draw(subject)
     there = len(found.values)
     if options.samples is not None and options.samples != there:

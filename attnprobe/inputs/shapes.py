@@ -30,7 +30,7 @@ def value_shape(subject: Subject) -> tuple[int, ...]:
         InputError: the config does not say.
     """
     if subject.reads == "image" or second_input(subject):
-        return _pixels(_part(subject.config, "vision_config", "encoder"))
+        return _pixels(_part(subject.config, "vision_config", "image_config", "encoder"))
     shape = _sound(_part(subject.config, "audio_config", "encoder"), first_input(subject))
     if shape is None:
         raise InputError(
@@ -66,6 +66,8 @@ def _sound(config: Any, name: str) -> tuple[int, ...] | None:
         return (longest, bins)  # the audio spectrogram transformer
     if channels := known("input_feat_per_channel"):
         return (4 * SECOND_OF_SOUND // 160, channels)  # Speech2Text: a frame each 10 ms
+    if bins:
+        return (4 * SECOND_OF_SOUND // 160, bins)
     if features := known("feature_projection_input_dim"):
         return (100, features)  # wav2vec2-BERT: two seconds
     return (SECOND_OF_SOUND,) if name == "input_values" else None
