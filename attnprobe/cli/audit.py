@@ -269,6 +269,8 @@ def _gather_options(config: Config, options: Auditing) -> GatherOptions:
         "text": tuple(options.text or ()) or None,
         "text_file": tuple(source.text_file) or None,
         "image": tuple(source.image) or None,
+        **{name: getattr(options, name) for name in ("revision", "offline", "device_map")},
+        "trust_remote_code": options.trust_remote_code,
     }
     return GatherOptions(**{name: value for name, value in given.items() if value is not None})
 
