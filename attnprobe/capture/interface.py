@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from types import ModuleType, TracebackType
 from typing import Any
 
@@ -142,10 +143,13 @@ class InterfaceTap:
                 softcap=call.softcap,
                 sinks=call.sinks,
             )
-            if id(module) not in self._checked:
-                self._checked[id(module)] = _agrees(
-                    output, call.mask, original, (module, query, key, value), attention_mask, kwargs
-                )
+            few = partial(_ask, original, (module, query, key, value), attention_mask, kwargs)
+            try:
+                _fill(output, call.mask, few)
+                if id(module) not in self._checked:
+                    self._checked[id(module)] = _agrees(output, call.mask, few)
+            except Exception:  # it cannot be asked about a few queries: then it is asked about all
+                self._checked[id(module)] = False
         if not self._checked[id(module)]:
             return own()
         self.on_call(replace(call, output=output))
@@ -220,7 +224,7 @@ def _mask(
         is_whole = (given.shape[-2], given.shape[-1]) == (n_queries, n_keys)
         given = rule if rule is not None and is_whole else given.source.dense()
     if isinstance(given, Mask):
-        return replace(given, dense=bias)
+        return given if bias is None else replace(given, dense=bias)
     if given is None:
         return replace(plain, causal=_is_causal(original, module, n_queries, kwargs))
     if not isinstance(given, Tensor):  # of flex attention
@@ -256,34 +260,44 @@ def _name(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-def _agrees(
-    output: Tensor,
-    mask: Mask,
+def _agrees(output: Tensor, mask: Mask, ask: Callable[[slice, Mask], Tensor]) -> bool:
+    """Whether the replaced function gives the same for a few queries."""
+    length = output.shape[2]
+    for start in {0, max(0, length // 2 - ROWS // 2), max(0, length - ROWS)}:
+        rows = slice(start, min(start + ROWS, length))
+        ours, theirs = output[:, :, rows].float(), ask(rows, mask).float()
+        seen = mask.visible(rows, slice(0, mask.n_keys), slice(None), slice(None))
+        if seen is not None:  # rows that see nothing are its own already
+            ours, theirs = (x.masked_fill(~seen.any(-1)[..., None], 0) for x in (ours, theirs))
+        allowed = TOLERANCE.get(output.dtype, HALF) * max(float(theirs.abs().amax()), 1e-6)
+        if ours.shape != theirs.shape or not float((ours - theirs).abs().amax()) <= allowed:
+            return False
+    return True
+
+
+def _fill(output: Tensor, mask: Mask, ask: Callable[[slice, Mask], Tensor]) -> None:
+    """Gives rows that see no key what the replaced function puts there: some models read them."""
+    if mask.empty is None:
+        return
+    for rows in mask.row_blocks():
+        empty = mask.empty[:, None, rows, None]  # (B | 1, 1, r, 1)
+        if bool(empty.any()):
+            output[:, :, rows] = torch.where(empty, ask(rows, mask), output[:, :, rows])
+
+
+def _ask(
     original: Callable[..., Any],
     given: tuple[nn.Module, Tensor, Tensor, Tensor],
     attention_mask: Any,
     kwargs: dict[str, Any],
-) -> bool:
-    """Whether the replaced function gives the same for a few queries."""
+    rows: slice,
+    mask: Mask,
+) -> Tensor:
+    """(B, H, r, d_v) what the replaced function gives for a few queries."""
     module, query, key, value = given
-    length = query.shape[2]
-    for start in {0, max(0, length // 2 - ROWS // 2), max(0, length - ROWS)}:
-        rows = slice(start, min(start + ROWS, length))
-        part = {n: _of_rows(x, rows) if n in BY_QUERY else x for n, x in kwargs.items()}
-        few = (query[:, :, rows], key, value, _rows(attention_mask, mask, rows))
-        try:
-            theirs = original(module, *few, **part)[0].float()  # (B, r, H, d_v)
-        except Exception:  # it cannot be asked about a few queries: then it is asked about all
-            return False
-        ours = output[:, :, rows].transpose(1, 2).float()
-        seen = mask.visible(rows, slice(0, mask.n_keys), slice(None), slice(None))
-        if seen is not None:  # rows that see nothing hold whatever a function puts there
-            sees = seen.any(-1).transpose(1, 2)[..., None]  # (B | 1, r, H | 1, 1)
-            ours, theirs = ours.masked_fill(~sees, 0), theirs.masked_fill(~sees, 0)
-        allowed = TOLERANCE.get(query.dtype, HALF) * max(float(theirs.abs().amax()), 1e-6)
-        if ours.shape != theirs.shape or not float((ours - theirs).abs().amax()) <= allowed:
-            return False
-    return True
+    part = {n: _of_rows(x, rows) if n in BY_QUERY else x for n, x in kwargs.items()}
+    few = (query[:, :, rows], key, value, _rows(attention_mask, mask, rows))
+    return original(module, *few, **part)[0].transpose(1, 2)
 
 
 def _of_rows(argument: Any, rows: slice) -> Any:

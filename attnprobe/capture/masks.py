@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from attnprobe.capture.documents import Documents
 
@@ -93,16 +95,40 @@ class Mask:
 
     def sees_any(self) -> Tensor:
         """(B | 1, Tq) whether a query sees a key at all, in any head."""
-        everywhere = torch.ones(1, self.n_queries, dtype=torch.bool, device=self.device)
-        plain = (self.key_padding, self.documents, self.dense, self.rule) == (None,) * 4
-        if plain and self.offset >= 0 and self.n_queries + self.offset <= self.n_keys:
-            return everywhere
-        parts = []
-        for rows in self._row_blocks():
-            every = slice(None)
-            visible = self.visible(rows, slice(0, self.n_keys), every, every)
-            parts.append(everywhere[:, rows] if visible is None else visible.any(-1).any(1))
-        return torch.cat(parts, dim=1)
+        if self.empty is not None:
+            return ~self.empty
+        return torch.ones(1, self.n_queries, dtype=torch.bool, device=self.device)
+
+    @cached_property
+    def empty(self) -> Tensor | None:
+        """(B | 1, Tq) True where a query sees no key in any head, None where there is none."""
+        if (self.documents, self.dense, self.rule) == (None,) * 3:
+            seen = self._count_by_position() > 0
+        else:
+            every, parts = slice(None), []
+            for rows in self.row_blocks():
+                visible = self.visible(rows, slice(0, self.n_keys), every, every)
+                assert visible is not None
+                parts.append(visible.any(-1).any(1))
+            seen = torch.cat(parts, dim=1)
+        return None if bool(seen.all()) else ~seen
+
+    def _count_by_position(self) -> Tensor:
+        """(B | 1, Tq) how many keys each query sees, by position and padding alone."""
+        query = torch.arange(self.n_queries, device=self.device) + self.offset
+        low, high = torch.zeros_like(query), torch.full_like(query, self.n_keys)
+        if self.causal:
+            high = query + 1
+        if self.ahead is not None:
+            high = torch.minimum(high, query + self.ahead + 1)
+        if self.window is not None:
+            low = query - self.window + 1
+        low, high = low.clamp(0, self.n_keys), high.clamp(0, self.n_keys)
+        real = self.key_padding
+        if real is None:
+            return (high - low)[None]
+        before = F.pad(real.long().cumsum(-1), (1, 0))  # (B, Tk + 1)
+        return (before[:, high] - before[:, low]).masked_fill(high <= low, 0)
 
     def sees_future(self, learned_keys: int = 0) -> bool:
         """Whether any query sees a key after its own position, so that it is not a causal mask.
@@ -113,7 +139,7 @@ class Mask:
         if self.causal:
             return False
         n_keys = self.n_keys - learned_keys
-        for rows in self._row_blocks():
+        for rows in self.row_blocks():
             visible = self.visible(rows, slice(0, n_keys), slice(None), slice(None))
             if visible is None:
                 return n_keys > 1
@@ -121,7 +147,7 @@ class Mask:
                 return True
         return False
 
-    def _row_blocks(self) -> Iterator[slice]:
+    def row_blocks(self) -> Iterator[slice]:
         """Queries in runs whose mask is small."""
         step = max(1, (1 << 22) // max(1, self.n_keys * self.heads))
         for start in range(0, self.n_queries, step):
@@ -201,7 +227,7 @@ def as_rule(mask: Mask, keys: Documents) -> Mask:
 def _agree(dense: Mask, rule: Mask, real: Tensor) -> bool:
     """Whether both let the real queries (B, T) see the same keys, and nothing is added there."""
     every = slice(None)
-    for rows in dense._row_blocks():
+    for rows in dense.row_blocks():
         keys = slice(0, dense.n_keys)
         seen = dense.visible(rows, keys, every, every)
         bias = dense.bias(rows, keys, every, every)
