@@ -17,6 +17,7 @@ ATTENTION = re.compile(r"att", re.IGNORECASE)
 FEED_FORWARD = re.compile(r"mlp|ffn|feed|expert|moe|router", re.IGNORECASE)
 GATE = re.compile(r"gate|(^|_)g(_|$)", re.IGNORECASE)
 NORM = re.compile(r"norm", re.IGNORECASE)
+ACTIVATION_MODULES = ("sigmoid", "hardsigmoid", "softplus", "silu", "tanh", "relu", "gelu")
 
 
 def feeds_forward(path: str, scope: str = "") -> bool:
@@ -60,9 +61,9 @@ class Ran:
 
     @property
     def activation(self) -> str | None:
-        """The name of the activation that the module is, if it is one of torch's."""
-        kind = type(self.module)
-        return kind.__name__.lower() if kind.__module__ == "torch.nn.modules.activation" else None
+        """The name of the activation that the module is, if it is one."""
+        kind = type(self.module).__name__.lower()
+        return kind if kind in ACTIVATION_MODULES else None
 
     @property
     def is_map(self) -> bool:
