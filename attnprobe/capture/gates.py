@@ -24,6 +24,7 @@ from attnprobe.capture.projection import compare_gate, same_as
 ONLY_A_NORM = "no gate: a norm stands between the attention output and W_O, and nothing else"
 A_NORM = "a norm, and no gate that could be read, stands between the attention output and W_O"
 AMBIGUOUS = "several gates would fit what little of the attention output is not 0"
+MOVED = "its gate was offloaded before it could be read: load the model without offloading"
 NOTHING = "the attention output is 0 everywhere, which tells nothing of a gate"
 PLAIN = re.compile(r"^(to_|linear_|w)?(q|k|v|query|key|value)(_proj|_lin|_linear)?$")
 TRIED = 16  # tokens on which readings are tried before one is verified on all
@@ -182,7 +183,7 @@ class _Source:
     def readings(self, module: nn.Module, heads: Heads) -> Iterator[Reading]:
         for cut in heads.cuts(self.made.shape[-1]):
             for adjustment in ADJUSTMENTS:
-                if adjustment and (cut.shape[0] == 1 or not hasattr(module, adjustment)):
+                if adjustment and (cut.shape[0] == 1 or not _is_here(module, adjustment)):
                     continue
                 for activation in (self.activation,) if self.activation else ACTIVATIONS:
                     yield Reading(self.path, cut, adjustment, activation)
@@ -256,11 +257,19 @@ def fits(part: Ran, query: Tensor, output: Tensor) -> bool:
     return next(heads.cuts(width), None) is not None
 
 
-def gate_behind(module: nn.Module) -> Gate | None:
-    """The tanh gate that a module of a known class puts behind W_O."""
+def _is_here(module: nn.Module, name: str) -> bool:
+    """Whether a module has a parameter, and it was not moved away behind the forward pass."""
+    parameter = getattr(module, name, None)
+    return parameter is not None and not parameter.is_meta
+
+
+def gate_behind(module: nn.Module) -> Gate | str | None:
+    """The tanh gate that a module of a known class puts behind W_O, or why it is unknown."""
     name = TANH_BEHIND_PROJECTION.get(type(module).__name__)
     if name is None:
         return None
+    if not _is_here(module, name):
+        return MOVED
     values = getattr(module, name).detach().tanh().reshape(1, 1, -1)  # (1, 1, d_model | 1)
     return Gate(
         values=values,
@@ -290,7 +299,7 @@ def _sources(module: nn.Module, around: list[Ran], heads: Heads) -> Iterator[_So
         if made is not None and next(heads.cuts(made.shape[-1]), None) is not None:
             yield _Source(part.path, made, part.activation)
     for name, parameter in module.named_parameters(recurse=False):
-        if GATE.search(name):
+        if GATE.search(name) and not parameter.is_meta:
             yield _Source(name, parameter.detach().reshape(1, 1, -1), None, is_parameter=True)
 
 

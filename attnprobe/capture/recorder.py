@@ -39,6 +39,9 @@ UNREAD = (
     "a softmax over scores was seen in it, but not where its matrix is multiplied with values "
     "(mixed heads, blocks, or a matrix changed after the softmax)"
 )
+NO_SOFTMAX = "it weighs values by scores that no softmax was seen to make attention of"
+CHUNKED = "its queries come in parts, call by call: their places among the tokens cannot be told"
+MORE_KEYS = "it has more keys than tokens, and which of them stand for none cannot be told"
 CHANGED = "a tensor was changed in place after the attention call"
 
 
@@ -154,6 +157,8 @@ class Recorder:
             self._sizes.add((owner.path, raw.query.shape[2], raw.key.shape[2]))
         if self._continue(frame, raw):
             return
+        if any(p.frame is frame and _is_next_part(p.given, raw) for p in self._pending):
+            self.unread[frame.path] = CHUNKED
         self._flush(lambda pending: pending.frame is frame)  # a call in the same module follows
         count = self._calls[frame.path] = self._calls.get(frame.path, -1) + 1
         path = f"{frame.path}#{count}" if count else frame.path
@@ -215,8 +220,8 @@ class Recorder:
                 continue
             is_square = {seen.n_queries, seen.n_keys} <= (lengths or {seen.n_keys})
             is_named = "att" in type(modules.get(seen.path)).__name__.lower()
-            if seen.of_scores or (is_square and is_named):
-                self.unread[seen.path] = UNREAD
+            if seen.of_scores or (is_square and (is_named or seen.is_other)):
+                self.unread.setdefault(seen.path, NO_SOFTMAX if seen.is_other else UNREAD)
 
     def _on_other(self, reason: str) -> None:
         self.excluded[self._trace.running[-1].path if self._trace.running else ""] = reason
@@ -225,8 +230,11 @@ class Recorder:
         """Undoes B·H rows with one head each, or one row of B·H heads, as hand-written code has."""
         rows, heads = raw.query.shape[:2]
         batch = self._samples() or rows
-        is_told = raw.documents is not None or rows == batch or rows * heads % batch != 0
-        if is_told or 1 not in (rows, heads):
+        if raw.documents is not None or rows == batch:
+            return raw
+        if heads == batch == raw.key.shape[1]:  # (H, B, T, d)
+            return _relaid(raw, lambda x: x.transpose(0, 1))
+        if rows * heads % batch or 1 not in (rows, heads):
             return raw
         if heads != 1 and (raw.key.shape[1] % batch or raw.mask.heads not in (1, heads)):
             return raw
@@ -373,6 +381,8 @@ class Recorder:
         if _versions(pending.raw) != pending.versions:
             reasons["all"] = CHANGED
         queries, keys = self._documents(pending.site, raw)
+        if pending.site.kind == "cross" and self._has_more_keys(raw):
+            reasons["all"] = MORE_KEYS
         if queries is keys and self._untold(pending.site, queries):
             reasons["all"] = UNTOLD
         projection = gate = None
@@ -381,7 +391,7 @@ class Recorder:
             pending.consumed = None
         elif pending.consumed is None or pending.weight is None:
             reasons["projection"] = NO_CONSUMER
-            if pending.was_folded and not (self._streams and self._are_whole()):
+            if pending.was_folded and len(raw.query) > 1:
                 reasons["all"] = UNTOLD  # a loop over samples with a row a head looks the same
         else:
             projection = self._projections.get(pending.site)
@@ -407,8 +417,11 @@ class Recorder:
                     projection = pending.consumed = None
                     reasons["projection"] = reasons["gate"] = REORDERED
         if gate is None and "gate" not in reasons:
-            outer = (found for m in pending.holders if (found := gate_behind(m)) is not None)
-            gate = next(outer, None)
+            for behind in filter(None, map(gate_behind, pending.holders)):
+                if isinstance(behind, Gate):
+                    gate = behind
+                elif isinstance(behind, str):
+                    reasons["gate"] = behind
         is_rule = queries is keys and not raw.is_matrix
         mask = self._rule(raw.mask, keys) if is_rule else raw.mask
         return AttentionCall(
@@ -465,6 +478,18 @@ class Recorder:
         is_known = any(_are_same(stream, own) for stream in self._streams.values())
         return not is_known and not self._are_whole()
 
+    def _has_more_keys(self, raw: RawCall) -> bool:
+        """Whether tokens see more and more keys, of which there are more than tokens."""
+        mask, every = raw.mask, slice(None)
+        lengths = {stream.ids.shape[1] for stream in self._streams.values()}
+        if raw.learned_keys or mask.n_keys <= mask.n_queries or mask.n_queries not in lengths:
+            return False
+        ends = (slice(0, 1), slice(mask.n_queries - 1, mask.n_queries))
+        seen = [mask.visible(rows, slice(0, mask.n_keys), every, every) for rows in ends]
+        if seen[0] is None or seen[1] is None or mask.n_queries < 2:
+            return False
+        return bool((seen[0].sum(-1) < seen[1].sum(-1)).all())
+
     def _are_whole(self) -> bool:
         return all(stream.are_whole for stream in self._streams.values())
 
@@ -481,6 +506,12 @@ def _are_same(stream: Documents, own: Documents) -> bool:
     if stream.ids.shape == own.ids.shape:
         return True
     return stream.lengths.tolist() == own.lengths.tolist()
+
+
+def _is_next_part(last: RawCall, raw: RawCall) -> bool:
+    """Whether a call asks for the same values again, with fewer queries than there are keys."""
+    same = last.value.data_ptr() == raw.value.data_ptr() and last.value.shape == raw.value.shape
+    return same and raw.query.shape[2] < raw.key.shape[2]
 
 
 def _unseen(function: Callable[..., None]) -> Callable[..., None]:
@@ -509,8 +540,8 @@ def _cached(raw: RawCall) -> tuple[Documents, Documents]:
 def _relaid(raw: RawCall, arrange: Callable[[Tensor], Tensor]) -> RawCall:
     """A call with its rows and heads (B', H', …) arranged in another way."""
     shape, mask, sinks = raw.query.shape[:2], raw.mask, raw.sinks
-    if mask.dense is not None and mask.dense.shape[:2] == shape:
-        mask = replace(mask, dense=arrange(mask.dense))
+    if mask.dense is not None and mask.dense.shape[:2] != (1, 1):
+        mask = replace(mask, dense=arrange(mask.dense.expand(*shape, -1, -1)))
     if sinks is not None and sinks.shape[:2] == shape:
         sinks = arrange(sinks)
     query, key, value, output = map(arrange, (raw.query, raw.key, raw.value, raw.output))

@@ -742,3 +742,10 @@ def test_a_tanh_behind_the_projection_of_cross_attention(
     torch.testing.assert_close(gate.values, expected)
     result = attnprobe.scan(model, TOKENS, metrics=["gate", "rank"], **more)
     assert result.gates["mean"].tolist() == pytest.approx([expected.mean().item()])
+
+
+def test_a_gate_that_was_offloaded_is_unknown() -> None:
+    layer: Any = mllama()[0].get_submodule("layers.1")
+    found = gates.gate_behind(layer.to("meta"))
+    assert isinstance(found, str)
+    assert "offloaded" in found
