@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +19,8 @@ FILES = (
     *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "source.spm", "vocab.bpe"),
     *("tekken.json", "sentencepiece.model", "prophetnet.tokenizer", "vocab.model"),
 )
+# pieces kept free for later, which no text has in it: [unused7], <|reserved_token_3|>, madeupword0001
+_PLACEHOLDER = re.compile(r"[\[<]\|?(unused|reserved|extra_id)\w*\|?[\]>]|madeupword\d+")
 _PROBES = ("a", "the", "hello", ".", " ", "0")
 
 
@@ -101,14 +104,15 @@ class Tokenizer:
     def __init__(self, inner: Any, name: str = "the model") -> None:
         self.inner = inner
         self.name = name
-        ids = inner.get_vocab().values()
-        if not ids:
+        pieces = inner.get_vocab()
+        if not pieces:
             raise CheckpointError(f"the tokenizer of {name} has no token")
-        self.vocab_size = max(ids) + 1
+        self.vocab_size = max(pieces.values()) + 1
+        text = {n for p, n in pieces.items() if not _PLACEHOLDER.fullmatch(str(p))}
         self.bos: int | None = inner.bos_token_id
         added = set(getattr(inner, "added_tokens_decoder", {})) | set(inner.all_special_ids)
         self._added = frozenset(added)
-        self.special = frozenset(set(range(self.vocab_size)) - (set(ids) - added))
+        self.special = frozenset(set(range(self.vocab_size)) - (text - added))
         self.prefix, self.suffix = self._frame()
 
     @cached_property

@@ -84,6 +84,9 @@ def test_ids_that_stand_for_no_text_are_known(tmp_path: Path) -> None:
     made = tiny.words("a", "b")
     made.add_special_tokens({"extra_special_tokens": ["<x>"]})
     assert loaded(made, tmp_path / "words").special == {2}
+    free = ("[unused7]", "<unused1>", "<|reserved_token_3|>", "madeupword0001")
+    kept = tiny.words("unused", "[CLS", *free)
+    assert loaded(kept, tmp_path / "free").special == {2, 3, 4, 5}
 
 
 def test_a_folder_without_a_tokenizer_has_none(tmp_path: Path) -> None:
