@@ -186,9 +186,9 @@ def _uncompiled() -> Iterator[None]:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where a model's parameters are."""
-    tensor = next(model.parameters(), None)
-    return torch.device("cpu") if tensor is None else tensor.device
+    """Where a model's parameters are; those that accelerate keeps elsewhere are nowhere."""
+    there = (p.device for p in model.parameters() if p.device.type != "meta")
+    return next(there, torch.device("cpu"))
 
 
 def batch_size_for(inputs: ForwardInputs, device: torch.device) -> int:

@@ -269,12 +269,13 @@ def _distinct(found: Sequence[Path | HubId]) -> list[Address]:
     """Stems as names, with as much of the path as it takes, and a number for the same file."""
     hubs = [place if isinstance(place, HubId) else None for place in found]
     paths = [Path(str(place)) for place in found]
-    names = [_tail(path, 1) for path in paths]
-    for parts in range(2, max((len(path.parts) for path in paths), default=0) + 1):
+    told = [path if hub else places.named_by(path) for path, hub in zip(paths, hubs, strict=True)]
+    names = [_tail(path, 1) for path in told]
+    for parts in range(2, max((len(path.parts) for path in told), default=0) + 1):
         counts = Counter(names)
         names = [
             _tail(path, parts) if counts[name] > 1 else name
-            for path, name in zip(paths, names, strict=True)
+            for path, name in zip(told, names, strict=True)
         ]
     seen: Counter[str] = Counter()
     distinct = []

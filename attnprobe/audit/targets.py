@@ -64,7 +64,8 @@ def resolve(targets: Sequence[str]) -> list[Target]:
     for place in found:
         by_file.setdefault(os.path.realpath(place.path), place)
     unique = list(by_file.values())
-    names = _names([place.path for place in unique])
+    told = [place.path if place.hub else places.named_by(place.path) for place in unique]
+    names = _names(told)
     return [
         Target(name, place.path, _is_saved(place), place.problem, place.hub)
         for name, place in zip(names, unique, strict=True)

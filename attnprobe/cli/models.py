@@ -209,18 +209,18 @@ def _print_one(console: Console, entry: dict[str, Any]) -> None:
 def _foreign_facts(entry: dict[str, Any]) -> dict[str, str]:
     """What is known of a model of transformers without loading it."""
     config, files = entry["config"], entry["files"]
-    kind = " · ".join(filter(None, (entry["architecture"], entry["model_type"])))
     layers, heads = config.get("num_hidden_layers"), config.get("num_attention_heads")
     kv_heads = config.get("num_key_value_heads") or heads
-    parameters = "?" if entry["parameters"] is None else f"{entry['parameters']:,}"
+    parameters = None if entry["parameters"] is None else f"{entry['parameters']:,} parameters"
+    known = (entry["architecture"], entry["model_type"], parameters, entry["dtype"])
     shape = f"{layers} × {heads}" if layers and heads else ""
     hub = entry["hub"]
     facts = {
         "folder": f"{entry['path']} ({_size(entry['bytes'])} in {len(files)} "
         f"{'file' if len(files) == 1 else 'files'}, {entry['format']})",
         "hub": "" if hub is None else f"{hub['id']}, commit {hub['commit']}",
-        "model": f"{kind}, {parameters} parameters, {entry['dtype'] or 'dtype unknown'}",
-        "adapter": "" if not entry["adapter"] else "{type} over {base}".format(**entry["adapter"]),
+        "adapter" if entry["adapter"] else "model": ", ".join(filter(None, known)),
+        "changes": "" if not entry["adapter"] else "{base}, by {type}".format(**entry["adapter"]),
         "quantisation": entry["quantisation"] or "",
         "layers × heads": shape
         + (f", {kv_heads} key–value heads" if shape and kv_heads != heads else ""),

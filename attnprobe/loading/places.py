@@ -85,6 +85,12 @@ def foreign(path: Path) -> Path | None:
     return path if _is_foreign(path) else None
 
 
+def named_by(path: Path) -> Path:
+    """The path that a checkpoint is named by: for weights of transformers that of their folder."""
+    place = foreign(path)
+    return path if place is None or os.path.isfile(place) else place
+
+
 def _is_foreign(folder: Path) -> bool:
     if os.path.isfile(folder / ADAPTER):
         return True

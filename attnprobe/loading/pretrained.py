@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import re
 import struct
@@ -9,7 +10,7 @@ import tempfile
 import warnings
 import weakref
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from types import ModuleType
@@ -71,7 +72,7 @@ def load(
         TooLargeError: it does not fit.
     """
     library = find_transformers(folder)
-    with explained(folder), hushed(library):
+    with explained(folder), hushed(library), _counting(folder):
         config = _config(library, folder, how)
         if how.device_map is None:
             memory.check_weights(str(folder.path), folder.weights, dtype, device)
@@ -353,6 +354,11 @@ def hushed(library: ModuleType) -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if had_bars:
             logging.enable_progress_bar()
+
+
+def _counting(folder: Folder) -> AbstractContextManager[Any]:
+    """Keeps the bar off stderr that counts the tensors of a GGUF file, and knows no setting."""
+    return redirect_stderr(io.StringIO()) if folder.is_gguf else nullcontext()
 
 
 def _line(error: object) -> str:
