@@ -19,7 +19,7 @@ FILES = (
     *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "source.spm", "vocab.bpe"),
     *("tekken.json", "sentencepiece.model", "prophetnet.tokenizer", "vocab.model"),
 )
-# pieces kept free for later, which no text has in it: [unused7], <|reserved_token_3|>, madeupword0001
+# pieces kept free for later, which no text holds: [unused7], <|reserved_token_3|>, madeupword0001
 _PLACEHOLDER = re.compile(r"[\[<]\|?(unused|reserved|extra_id)\w*\|?[\]>]|madeupword\d+")
 _PROBES = ("a", "the", "hello", ".", " ", "0")
 
@@ -134,9 +134,9 @@ class Tokenizer:
         """What tells it from others; it is not rebuilt from this, but read from its own files."""
         backend = getattr(self.inner, "backend_tokenizer", None)
         if backend is not None:
-            parts = json.loads(backend.to_str())
-            rule = {k: v for k, v in parts.items() if k not in ("truncation", "padding")}
-            return {"kind": "transformers", "tokenizer": json.dumps(rule, sort_keys=True)}
+            backend.no_truncation()  # which are no part of what ids mean
+            backend.no_padding()
+            return {"kind": "transformers", "tokenizer": backend.to_str()}
         ids = sorted(self.inner.get_vocab().items(), key=lambda item: item[1])
         return {"kind": "transformers", "class": type(self.inner).__name__, "tokenizer": ids}
 

@@ -155,6 +155,9 @@ def test_states_tell_tokenizers_apart(tmp_path: Path) -> None:
     first = loaded(tiny.words("a", "b"), tmp_path / "1").state()
     assert first == loaded(tiny.words("a", "b"), tmp_path / "2").state()
     assert first != loaded(tiny.words("b", "a"), tmp_path / "3").state()
+    cut = tiny.words("a", "b")
+    cut.backend_tokenizer.enable_truncation(4)
+    assert first == loaded(cut, tmp_path / "4").state()
 
 
 def test_conversations(tmp_path: Path) -> None:
