@@ -123,11 +123,11 @@ class Tokenizer:
             if hasattr(self.inner, "byte_decoder"):
                 return "bytes"
             return "spaces" if hasattr(self.inner, "sp_model") else "plain"
-        parts = json.loads(backend.to_str())
-        kinds = _kinds(parts.get("decoder")) | _kinds(parts.get("pre_tokenizer"))
+        decoder, splitter = _json(backend.decoder), _json(backend.pre_tokenizer)
+        kinds = _kinds(decoder) | _kinds(splitter)
         if "ByteLevel" in kinds:
             return "bytes"
-        marked = "Metaspace" in kinds or "▁" in json.dumps(parts.get("decoder"), ensure_ascii=False)
+        marked = "Metaspace" in kinds or "▁" in json.dumps(decoder, ensure_ascii=False)
         return "spaces" if marked else "plain"
 
     def state(self) -> dict[str, Any]:
@@ -216,6 +216,14 @@ class Tokenizer:
         """Texts that give at least a token, ordinary ones first."""
         pieces = [p for p, i in self.inner.get_vocab().items() if i not in self.special]
         return [*_PROBES, *map(str, pieces[:8])]
+
+
+def _json(part: Any) -> Any:
+    """A part of a fast tokenizer as its file has it; None where it has none, or one in Python."""
+    try:
+        return None if part is None else json.loads(part.__getstate__())
+    except Exception:  # tokenizers raises nothing narrower
+        return None
 
 
 def _kinds(part: Any) -> set[str]:
