@@ -412,10 +412,10 @@ def test_arrays_are_taken_as_they_are(tmp_path: Path, suffix: str) -> None:
 
 
 def test_images_of_another_size_where_the_model_stretches_its_positions(tmp_path: Path) -> None:
-    np.save(tmp_path / "a.npy", np.zeros((1, 3, 48, 48), dtype=np.float32))
+    np.save(tmp_path / "a.npy", np.zeros((2, 3, 48, 48), dtype=np.float32))
     target = subject(None, vit(), reads="image")
-    found = shown(target, tokens=str(tmp_path / "a.npy"))
-    assert runs(target, found).last_hidden_state.shape[1] == 37
+    found = shown(target, tokens=str(tmp_path / "a.npy"), samples=1)
+    assert runs(target, found).last_hidden_state.shape == (1, 37, 16)
 
 
 def array(folder: Path, *shape: int, of: float = 0.5) -> str:

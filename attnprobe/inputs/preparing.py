@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,18 +11,12 @@ from torch import Tensor
 from attnprobe.errors import InputError
 from attnprobe.inputs.arrays import default_count, random_values
 from attnprobe.inputs.controls import RandomTokens
+from attnprobe.inputs.decoder import decoder_input, has_decoder
 from attnprobe.inputs.default import Default
-from attnprobe.inputs.drawn import (
-    FEWEST_SAMPLES,
-    Drawn,
-    Source,
-    Values,
-    spread,
-    vocab_size,
-)
+from attnprobe.inputs.drawn import FEWEST_SAMPLES, Drawn, Source, Values, spread
 from attnprobe.inputs.options import InputOptions
+from attnprobe.inputs.padding import padded
 from attnprobe.inputs.shapes import second_input
-from attnprobe.models import ModelConfig
 from attnprobe.subject import Subject
 
 
@@ -63,8 +55,8 @@ def prepare(subject: Subject, source: Source, options: InputOptions) -> Inputs:
     if second is not None:
         return _of_both(subject, source, options, second)
     drawn = (source.tokens or Default()).draw(subject, options)
-    tokens, mask = _padded(drawn.rows, subject)
-    kwargs, told = _decoder(subject, drawn.rows, tokens, mask)
+    tokens, mask = padded(drawn.rows, subject)
+    kwargs, told = decoder_input(subject, drawn.rows, tokens, mask)
     return Inputs(
         tokens,
         mask,
@@ -76,7 +68,7 @@ def prepare(subject: Subject, source: Source, options: InputOptions) -> Inputs:
 
 def _of_values(subject: Subject, source: Source, options: InputOptions) -> Inputs:
     """For a model that reads images or sound, and a decoder's text beside it."""
-    if not _has_decoder(subject):
+    if not has_decoder(subject):
         if source.tokens is not None and not isinstance(source.tokens, RandomTokens):
             what = "an image with --image FILE, " if subject.reads == "image" else ""
             raise InputError(
@@ -91,8 +83,8 @@ def _of_values(subject: Subject, source: Source, options: InputOptions) -> Input
             values.kwargs,
         )
     drawn, values = _both(subject, source, options)
-    tokens, mask = _padded(drawn.rows, subject)
-    kwargs, _ = _decoder(subject, drawn.rows, tokens, mask)
+    tokens, mask = padded(drawn.rows, subject)
+    kwargs, _ = decoder_input(subject, drawn.rows, tokens, mask)
     told = f"{values.source}; the decoder reads its own start token, then {drawn.source}"
     is_seeded = drawn.is_seeded or values.kind == "random"
     return Inputs(
@@ -107,7 +99,7 @@ def _of_values(subject: Subject, source: Source, options: InputOptions) -> Input
 def _of_both(subject: Subject, source: Source, options: InputOptions, second: str) -> Inputs:
     """For a model with a tower for text and one for images."""
     drawn, values = _both(subject, source, options)
-    tokens, mask = _padded(drawn.rows, subject)
+    tokens, mask = padded(drawn.rows, subject)
     is_seeded = drawn.is_seeded or values.kind == "random"
     return Inputs(
         tokens,
@@ -145,13 +137,19 @@ def _values(subject: Subject, source: Source, options: InputOptions) -> Values:
     if source.values is None:
         return random_values(subject, options.samples or default_count(subject), options.seed)
     found = source.values.draw(subject)
-    there = len(found.values)
-    if options.samples is not None and options.samples != there:
-        if options.samples > there:
-            raise InputError(f"--samples asks for {options.samples}, the input gives {there}")
-        raw = list(found.values)
-        found = replace(found, values=torch.stack(spread(raw, options.samples)), kwargs={})
-    return found
+    there, wanted = len(found.values), options.samples or len(found.values)
+    if wanted > there:
+        raise InputError(f"--samples asks for {wanted}, the input gives {there}")
+    if wanted == there:
+        return found
+    taken = torch.arange(wanted) * there // wanted  # spread evenly
+
+    def some(value: Any) -> Any:
+        by_sample = isinstance(value, Tensor) and value.dim() > 0 and len(value) == there
+        return value[taken] if by_sample else value
+
+    kwargs = {name: some(value) for name, value in found.kwargs.items()}
+    return replace(found, values=found.values[taken], kwargs=kwargs)
 
 
 def _cast(values: Tensor, subject: Subject) -> Tensor:
@@ -159,92 +157,6 @@ def _cast(values: Tensor, subject: Subject) -> Tensor:
     kinds = [p.dtype for p in subject.model.parameters() if p.is_floating_point()]
     is_plain = bool(kinds) and kinds[0] in (torch.float64, torch.float16, torch.bfloat16)
     return values.to(kinds[0]) if is_plain else values
-
-
-def _decoder(
-    subject: Subject, rows: Sequence[Tensor], tokens: Tensor, mask: Tensor | None
-) -> tuple[dict[str, Any], str]:
-    """The second sequence of an encoder–decoder, and the half-sentence that says what it is.
-
-    The project's own models read the same tokens twice. Those of transformers read them behind
-    the model's own start token and without the last, as when they are trained to say them.
-    """
-    if not _has_decoder(subject):
-        return {}, ""
-    takes = _arguments(subject)
-    if "decoder_input_ids" not in takes:
-        masks = {} if mask is None else {"decoder_attention_mask": mask}
-        return {"decoder_tokens": tokens, **masks}, "; encoder and decoder read the same tokens"
-    start = _decoder_start(subject)
-    shifted, mask = _padded([_behind(start, row) for row in rows], subject)
-    kwargs = {"decoder_input_ids": shifted}
-    if mask is not None and "decoder_attention_mask" in takes:
-        kwargs["decoder_attention_mask"] = mask
-    name = f"id {start}" if subject.vocabulary is None else subject.vocabulary.token(start)
-    return kwargs, f"; the decoder reads the same behind {name}"
-
-
-def _arguments(subject: Subject) -> Collection[str]:
-    return inspect.signature(subject.model.forward).parameters
-
-
-def _has_decoder(subject: Subject) -> bool:
-    """Whether a second sequence is read: a config says it of an encoder that is alone, too."""
-    is_own = subject.config is None or isinstance(subject.config, ModelConfig)
-    return subject.is_encoder_decoder and (is_own or "decoder_input_ids" in _arguments(subject))
-
-
-def _behind(start: int, row: Tensor) -> Tensor:
-    return row if int(row[0]) == start else torch.cat((row.new_tensor([start]), row[:-1]))
-
-
-def _decoder_start(subject: Subject) -> int:
-    """What a decoder of transformers reads first."""
-    configs = [
-        subject.config,
-        getattr(subject.model, "generation_config", None),
-        getattr(subject.config, "decoder", None),
-        getattr(subject.config, "text_config", None),
-    ]
-    for name in ("decoder_start_token_id", "bos_token_id", "pad_token_id"):
-        for config in configs:
-            token = getattr(config, name, None)
-            if isinstance(token, int) and token >= 0:
-                return token
-    raise InputError(f"{subject.name} does not say what its decoder starts with")
-
-
-def _padded(rows: Sequence[Tensor], subject: Subject) -> tuple[Tensor, Tensor | None]:
-    """(N, T) rows, filled up on the right, and where they are none of it."""
-    _check(rows, subject)
-    longest = max(len(row) for row in rows)
-    if all(len(row) == longest for row in rows):
-        return torch.stack(list(rows)), None
-    pad = getattr(subject.config, "pad_token_id", None)  # some count positions by it
-    fill = pad if isinstance(pad, int) and 0 <= pad < vocab_size(subject) else 0
-    tokens = torch.full((len(rows), longest), fill, dtype=torch.int64)
-    mask = torch.zeros_like(tokens)
-    for number, row in enumerate(rows):
-        tokens[number, : len(row)] = row
-        mask[number, : len(row)] = 1
-    return tokens, mask
-
-
-def _check(rows: Sequence[Tensor], subject: Subject) -> None:
-    size = vocab_size(subject)
-    for number, row in enumerate(rows, start=1):
-        outside = row[(row < 0) | (row >= size)]
-        if len(outside):
-            raise InputError(
-                f"token id {int(outside[0])} in sample {number} is outside the vocabulary of "
-                f"{subject.name}, which has ids 0 to {size - 1}"
-            )
-    longest, room = max(len(row) for row in rows), subject.limits.max_length
-    if room is not None and longest > room:
-        raise InputError(
-            f"a sample has {longest} tokens, {subject.name} has learned {room} positions: "
-            f"use --length {room} or less"
-        )
 
 
 def _notes(subject: Subject, drawn: Drawn) -> str | None:
