@@ -4,20 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from huggingface_hub import constants
+from tiny_models import Ran
 
 from attnprobe.cli import main
-
-
-class Ran(NamedTuple):
-    """What a command line gave."""
-
-    code: int
-    out: str
-    err: str
 
 
 @pytest.fixture

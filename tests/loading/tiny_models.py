@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -16,6 +16,14 @@ from torch import nn
 
 VOCABULARY = 32
 WORDS = ["the", "whale", "and", "sea", "ship", "that", "sailed", "at", "dawn", "fish"]
+
+
+class Ran(NamedTuple):
+    """What a command line gave."""
+
+    code: int
+    out: str
+    err: str
 
 
 def small(kind: str) -> nn.Module:
