@@ -72,10 +72,10 @@ def by_definition(
     Softmax of the logits written out, in float32 or better.
     """
     dtype = torch.promote_types(query.dtype, torch.float32)
-    group = query.shape[1] // key.shape[1]
+    groups = key.shape[1]
     everything = slice(0, mask.n_keys), slice(None), slice(None)
-    repeated = key.to(dtype).repeat_interleave(group, 1)
-    logits = query[:, :, rows].to(dtype) @ repeated.mT * scale  # (B, H, r, Tk)
+    few = query[:, :, rows].to(dtype)  # (B, H, r, d)
+    logits = (_grouped(few, groups) @ key.to(dtype).mT * scale).view(*few.shape[:3], -1)
     if softcap is not None:
         logits = softcap * (logits / softcap).tanh()
     bias = mask.bias(rows, *everything)
@@ -90,7 +90,13 @@ def by_definition(
         own = sinks.to(dtype).expand(*query.shape[:3])[:, :, rows, None]
         logits = torch.cat([logits, own], -1)
     weights = logits.softmax(-1).nan_to_num(0)[..., : mask.n_keys]
-    return weights @ value.to(dtype).repeat_interleave(group, 1), visible.any(-1)
+    output = _grouped(weights, groups) @ value.to(dtype)
+    return output.view(*few.shape[:3], -1), visible.any(-1)
+
+
+def _grouped(x: Tensor, groups: int) -> Tensor:
+    """(B, H, r, n) as (B, K, H / K · r, n): no key is copied for the heads that share it."""
+    return x.unflatten(1, (groups, -1)).flatten(2, 3)
 
 
 def _whole(mask: Mask) -> bool | None:

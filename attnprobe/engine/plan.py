@@ -16,7 +16,8 @@ from attnprobe.engine.coverage import Coverage
 BLOCK_ELEMENTS = {"cpu": 1 << 21}  # logits in a block: 8 MB of float32 stay in the cache
 BLOCK_ELEMENTS_ACCELERATOR = 1 << 26
 BLOCK_ROWS = 256
-SHARED = 8  # heads share a block where as many fit; fewer are faster one by one on a CPU
+STEPS = 8  # into how many runs short texts are cut, so that little of a causal block is hidden
+SHARED = 4  # as many heads or more share half a block; fewer are faster one by one on a CPU
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,8 +65,9 @@ def tasks(call: AttentionCall, coverage: Coverage, dtype: torch.dtype) -> list[T
     on_cpu = call.query.device.type == "cpu"
     room = BLOCK_ELEMENTS["cpu"] if on_cpu else BLOCK_ELEMENTS_ACCELERATOR
     widest = max(1, int((coverage.high - coverage.low).amax()))
-    height = max(1, min(n_queries, BLOCK_ROWS, room // widest))
-    fit = room // (height * min(call.mask.n_keys, widest + height))  # heads in a block
+    height = min(BLOCK_ROWS, max(BLOCK_ROWS // 4, widest // STEPS))
+    height = max(1, min(n_queries, height, room // widest))
+    fit = room // 2 // (height * min(call.mask.n_keys, widest + height))  # heads in half a block
     fit = 1 if on_cpu and fit < SHARED else max(1, fit)
     members, key_heads = min(group, fit), min(n_key_heads, max(1, fit // group))
     samples = min(n_batch, max(1, fit // n_heads))
