@@ -127,6 +127,13 @@ class Run(_Table):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = Field(
         default=None, description="of the weights"
     )
+    device_map: str | None = Field(
+        default=None, description="how accelerate spreads a model: auto, balanced or sequential"
+    )
+    revision: str | None = Field(
+        default=None, description="branch, tag or commit of models of the hub"
+    )
+    offline: bool | None = Field(default=None, description="models of the hub from its cache only")
     batch_size: int | None = Field(default=None, ge=1, description="samples a forward pass")
     jobs: int | None = Field(default=None, ge=1, description="processes that measure")
     cache: str | bool | None = Field(

@@ -30,7 +30,13 @@ KEYS: dict[str, tuple[str, str]] = {
             *("length", "samples", "seed", "bos", "epsilon"),
         )
     },
-    **{name: ("run", name) for name in ("model_config", "device", "dtype", "batch_size", "jobs")},
+    **{
+        name: ("run", name)
+        for name in (
+            *("model_config", "device", "dtype", "device_map", "revision", "offline"),
+            *("batch_size", "jobs"),
+        )
+    },
     **{name: ("output", name) for name in ("format", "plots", "exit_zero")},
     "output": ("output", "files"),
 }

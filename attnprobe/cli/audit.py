@@ -264,13 +264,13 @@ def _gather_options(config: Config, options: Auditing) -> GatherOptions:
         **{name: getattr(source, name) for name in ("length", "samples", "seed", "bos", "tokens")},
         **{name: getattr(source, name) for name in ("random_tokens", "repeated_token")},
         **{name: getattr(source, name) for name in ("chat_template", "epsilon")},
-        **{name: getattr(run, name) for name in ("device", "dtype", "batch_size")},
+        **{name: getattr(run, name) for name in ("device", "dtype", "device_map", "batch_size")},
+        **{name: getattr(run, name) for name in ("revision", "offline")},
         "model_config": run.shape,
         "text": tuple(options.text or ()) or None,
         "text_file": tuple(source.text_file) or None,
         "image": tuple(source.image) or None,
-        **{name: getattr(options, name) for name in ("revision", "offline", "device_map")},
-        "trust_remote_code": options.trust_remote_code,
+        "trust_remote_code": options.trust_remote_code,  # by the command line alone, no file
     }
     return GatherOptions(**{name: value for name, value in given.items() if value is not None})
 
