@@ -55,3 +55,9 @@ CASTS = _both(
 SCALINGS = _both("mul", "multiply", "div", "divide", "neg", "__mul__", "__rmul__", "__truediv__")
 DROPOUTS = {F.dropout, torch.dropout, F.dropout1d, F.dropout2d, F.alpha_dropout}
 SOFTMAXES = {F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax}
+LOG_SOFTMAXES = {
+    F.log_softmax,
+    torch.log_softmax,
+    Tensor.log_softmax,
+    torch.special.log_softmax,
+}

@@ -232,7 +232,9 @@ class Recorder:
         batch = self._samples() or rows
         if raw.documents is not None or rows == batch:
             return raw
-        if heads == batch == raw.key.shape[1]:  # (H, B, T, d)
+        text = self._streams.get("")
+        is_text = text is not None and text.ids.shape[1] == raw.query.shape[2]
+        if is_text and heads == batch == raw.key.shape[1]:  # (H, B, T, d)
             return _relaid(raw, lambda x: x.transpose(0, 1))
         if rows * heads % batch or 1 not in (rows, heads):
             return raw
@@ -383,6 +385,8 @@ class Recorder:
         queries, keys = self._documents(pending.site, raw)
         if pending.site.kind == "cross" and self._has_more_keys(raw):
             reasons["all"] = MORE_KEYS
+        if self._are_other_rows(raw):
+            reasons["all"] = UNTOLD
         if queries is keys and self._untold(pending.site, queries):
             reasons["all"] = UNTOLD
         projection = gate = None
@@ -477,6 +481,13 @@ class Recorder:
             return False  # what it reads is no text: nothing of it is padded
         is_known = any(_are_same(stream, own) for stream in self._streams.values())
         return not is_known and not self._are_whole()
+
+    def _are_other_rows(self, raw: RawCall) -> bool:
+        """Whether rows of one head are no samples of the text: heads of one sample, maybe."""
+        text, (rows, heads) = self._streams.get(""), raw.query.shape[:2]
+        if text is None or heads > 1 or raw.documents is not None:
+            return False
+        return rows not in (1, len(text.ids)) and raw.query.shape[2] == text.ids.shape[1]
 
     def _has_more_keys(self, raw: RawCall) -> bool:
         """Whether tokens see more and more keys, of which there are more than tokens."""

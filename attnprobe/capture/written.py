@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attnprobe.capture.layouts import CASTS, DROPOUTS, LAYOUTS, SOFTMAXES
+from attnprobe.capture.layouts import CASTS, DROPOUTS, LAYOUTS, LOG_SOFTMAXES, SOFTMAXES
 from attnprobe.capture.linear import Weights
 from attnprobe.capture.marks import Marks
 from attnprobe.capture.masks import HIDDEN, Mask
@@ -38,12 +38,14 @@ class Softmax:
         path: of the module that ran it.
         n_queries, n_keys: its last two dimensions.
         of_scores: whether it was given a batch of products of two activations.
+        is_other: it was none: scores met values without one, or through its logarithm.
     """
 
     path: str
     n_queries: int
     n_keys: int
     of_scores: bool
+    is_other: bool = False
     was_read: bool = False
 
 
@@ -126,9 +128,15 @@ class Written:
         if func in SOFTMAXES:
             self._softmax(args, kwargs, result)
             return None
+        if func in LOG_SOFTMAXES:
+            self._other(args[0] if args else kwargs["input"])
+            return None
         if product is not None:
-            call = None if is_linear else self._attention(product, result)
-            if call is None and not is_linear and product.sums:
+            if is_linear or self.weights.has(product.right):
+                return None
+            call = self._attention(product, result)
+            if call is None and product.sums:
+                self._other(product.left)
                 self._scores.set(result, True)
             return call
         given = tensors_in(args, kwargs)
@@ -152,6 +160,12 @@ class Written:
         if is_attention and logits is not result:  # and was not written over
             changes = _version(logits), _version(result)
             self._matrices.set(result, _Matrix(seen, logits, changes, key))
+
+    def _other(self, scores: Tensor) -> None:
+        """Takes note of scores that meet values, or are normalised, in a way not followed."""
+        if scores in self._scores and scores.dim() > 2:
+            shape = scores.shape[-2], scores.shape[-1]
+            self.softmaxes.append(Softmax(self.place(), *shape, of_scores=False, is_other=True))
 
     def _follow(
         self,

@@ -269,6 +269,26 @@ def by_exponent(m, q, k, v, seen):
     return (e / e.sum(-1, keepdim=True)) @ v
 
 
+def by_logarithm(m, q, k, v, seen):
+    s = own_code.scores(q, k).masked_fill(~seen, -torch.inf)
+    return torch.log_softmax(s, -1).exp() @ v
+
+
+def in_chunks(m, q, k, v, seen):
+    parts = zip(q.split(4, 2), seen.split(4, 2), strict=True)
+    return torch.cat([own_code.by_hand(m, part, k, v, of) for part, of in parts], 2)
+
+
+def null_key(m, q, k, v, seen):
+    s = own_code.scores(q, k).masked_fill(~seen, -torch.inf)
+    pad = torch.nn.functional.pad
+    return pad(s, (1, 0)).softmax(-1) @ pad(v, (0, 0, 1, 0))
+
+
+def samples_in_turn(m, q, k, v, seen):
+    return torch.stack([own_code.by_hand(m, *x) for x in zip(q, k, v, seen, strict=True)])
+
+
 @pytest.mark.parametrize(
     ("way", "reason"),
     [
@@ -281,7 +301,11 @@ def by_exponent(m, q, k, v, seen):
         (low_rank, "multiplied with values"),
         (drops, "dropout is on"),
         (reuses, "overwritten"),
-        (by_exponent, "no attention was seen"),
+        (by_exponent, "no softmax was seen"),
+        (by_logarithm, "no softmax was seen"),
+        (in_chunks, "come in parts"),
+        (null_key, "more keys than tokens"),
+        (samples_in_turn, "cannot be told"),
     ],
 )
 def test_what_cannot_be_read_is_said(way: own_code.Way, reason: str, tokens: Tensor) -> None:

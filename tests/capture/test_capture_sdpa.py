@@ -640,7 +640,7 @@ def test_attention_that_was_not_seen_is_reported() -> None:
     assert result.layers.site.tolist() == ["blocks.0.attn"]
     told = result.not_measured[result.not_measured.site == "blocks.1.attn"]
     assert told.metric.tolist() == ["all"]
-    assert "no attention was seen in it" in told.reason.iloc[0]
+    assert "no softmax was seen" in told.reason.iloc[0]
 
 
 def test_a_model_without_attention_measures_its_perplexity_only() -> None:
