@@ -19,6 +19,7 @@ from attnprobe.errors import InputError
 TOKENS_A_BATCH = {"cpu": 4096}
 TOKENS_A_BATCH_ACCELERATOR = 16384
 VALUES_A_TOKEN = 256  # pixels or features behind one position, as far as models have it in common
+LAST_LOGITS = ("logits_to_keep", "num_logits_to_keep")  # as transformers calls it, or did
 DECODER_TOKENS = ("decoder_tokens", "decoder_input_ids")
 DECODER_MASK = "decoder_attention_mask"
 
@@ -100,11 +101,20 @@ class ForwardInputs:
             found["encoder"] = found[""]
         return found | {"decoder": (decoder, Documents.from_mask(decoder_mask))}
 
-    def forward(self, model: nn.Module) -> Any:
-        """Calls the model with what its `forward` takes."""
+    def forward(self, model: nn.Module, *, logits: bool = True) -> Any:
+        """Calls the model with what its `forward` takes.
+
+        Args:
+            model: the model.
+            logits: whether those of every token are wanted; a model that can is asked for the last
+                token's only, for with a large vocabulary they cost as much as many layers.
+        """
         known = inspect.signature(model.forward).parameters
         takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())
         extra = dict(self.kwargs)
+        for name in () if logits else LAST_LOGITS:
+            if name in known:
+                extra.setdefault(name, 1)
         if "use_cache" in known:
             extra.setdefault("use_cache", False)  # a key–value cache would only cost memory
         if self.attention_mask is not None:

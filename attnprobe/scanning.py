@@ -175,14 +175,14 @@ class Scan:
         self.batch, self.streams = batch, batch.streams()
         documents = {name: documents for name, (_, documents) in self.streams.items()}
         with self.recorder.watch(documents):
-            output = batch.forward(self.model)
+            output = batch.forward(self.model, logits=self._wants_logits)
         self._refuse_unread()
         for name, (tokens, own) in self.streams.items():
             parts = [
                 tokens[row][own.index[row] == d] for d, (row, _) in enumerate(own.names.tolist())
             ]
             self.tokens.setdefault(name, []).extend(part.tolist() for part in parts)
-        if "perplexity" in self.names and self.layers is None:
+        if self._wants_logits:
             self._on_output(output, batch)
 
     def _on_call(self, call: AttentionCall) -> None:
@@ -254,6 +254,10 @@ class Scan:
 
     # which layers
 
+    @property
+    def _wants_logits(self) -> bool:
+        return "perplexity" in self.names and self.layers is None
+
     def _selected(self, site: Site) -> bool:
         return self.layers is None or site.layer in self.layers
 
@@ -264,7 +268,7 @@ class Scan:
         sites: list[Site] = []
         finder = Recorder(self.model, lambda call: sites.append(call.site), lambda *_: None)
         with finder.watch({}):
-            sample.forward(self.model)
+            sample.forward(self.model, logits=False)
         there = sorted({site.layer for site in sites})
         known = dict(zip(range(-len(there), 0), there, strict=True))
         self.layers = sorted({known.get(layer, layer) for layer in self.layers})
@@ -355,7 +359,7 @@ class Scan:
             extra.add("not_measured", [row])
         if not self.seen:
             extra.missing("all", "the model made no attention call that can be seen")
-        if "perplexity" in self.names and self.no_perplexity and self.layers is None:
+        if self.no_perplexity and self._wants_logits:
             extra.missing("ppl", self.no_perplexity)
         if self.layers is not None:
             extra.missing("model", SOME_LAYERS)

@@ -753,6 +753,49 @@ def assert_explained_kinds(
         assert_close(row["ppl"], want["model"]["ppl"], row["kind"])
 
 
+# what is not computed where nobody asks
+
+
+class Asked(torch.nn.Module):
+    """A model that keeps of how many tokens it was asked for logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model, self.kept = decoder(), []
+
+    def forward(self, tokens: Tensor, logits_to_keep: int = 0) -> Tensor:
+        self.kept.append(logits_to_keep)
+        return self.model(tokens, logits_to_keep=logits_to_keep)
+
+
+class AskedAsItWas(Asked):
+    def forward(self, tokens: Tensor, num_logits_to_keep: int = 0) -> Tensor:
+        return super().forward(tokens, num_logits_to_keep)
+
+
+@pytest.mark.parametrize("kind", [Asked, AskedAsItWas])
+@pytest.mark.parametrize("layers", [None, [-1]])
+def test_logits_are_asked_for_where_perplexity_is(
+    kind: type[Asked], layers: list[int] | None
+) -> None:
+    tokens = torch.randint(VOCABULARY, (2, 30))
+    for metrics in (["sink"], ["sink", "perplexity"]):
+        model = kind()
+        result = scan(model, tokens, metrics=metrics, layers=layers)
+        wanted = "perplexity" in metrics and layers is None
+        assert set(model.kept) == {0 if wanted else 1}
+        assert bool(result.model.ppl.notna().all()) is wanted
+
+
+def test_the_figures_need_no_logits() -> None:
+    model, tokens = decoder(), torch.randint(VOCABULARY, (2, 30))
+    few = model(tokens, logits_to_keep=1)
+    torch.testing.assert_close(few, model(tokens)[:, -1:])
+    columns = ["f_attr", "entropy", "max_logit"]
+    alone = scan(model, tokens, metrics=("sink", "entropy")).layers[columns]
+    pd.testing.assert_frame_equal(alone, scan(model, tokens).layers[columns])
+
+
 # the edges of the library's own function
 
 

@@ -134,6 +134,7 @@ class Decoder(nn.Module):
         tokens: Tensor,
         attention_mask: Tensor | None = None,
         document_ids: Tensor | None = None,
+        logits_to_keep: int = 0,
     ) -> Tensor:
         """Next-token logits (B, T, vocab_size).
 
@@ -141,12 +142,13 @@ class Decoder(nn.Module):
             tokens: (B, T) token ids.
             attention_mask: (B, T), 1 where a token is real; padding may be on either side.
             document_ids: (B, T), equal within each of several documents packed into a row.
+            logits_to_keep: of how many of the last tokens; 0 for all, as transformers has it.
         """
         layout = causal(tokens, attention_mask, document_ids, self.config.window)
         x = self.embedding(tokens, layout)
         for layer in self.layers:
             x = layer(x, layout)
-        return self.embedding.logits(self.norm(x))
+        return self.embedding.logits(self.norm(x)[:, -logits_to_keep:])
 
 
 class EncoderDecoder(nn.Module):
