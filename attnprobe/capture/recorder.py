@@ -490,7 +490,7 @@ class Recorder:
         return rows not in (1, len(text.ids)) and raw.query.shape[2] == text.ids.shape[1]
 
     def _has_more_keys(self, raw: RawCall) -> bool:
-        """Whether tokens see more and more keys, of which there are more than tokens."""
+        """Whether every token sees a key more than the last, and there are more keys than tokens."""
         mask, every = raw.mask, slice(None)
         lengths = {stream.ids.shape[1] for stream in self._streams.values()}
         if raw.learned_keys or mask.n_keys <= mask.n_queries or mask.n_queries not in lengths:
@@ -499,7 +499,8 @@ class Recorder:
         seen = [mask.visible(rows, slice(0, mask.n_keys), every, every) for rows in ends]
         if seen[0] is None or seen[1] is None or mask.n_queries < 2:
             return False
-        return bool((seen[0].sum(-1) < seen[1].sum(-1)).all())
+        more = seen[1].sum(-1) - seen[0].sum(-1)  # (b, h, 1)
+        return bool((more == mask.n_queries - 1).any())
 
     def _are_whole(self) -> bool:
         return all(stream.are_whole for stream in self._streams.values())
