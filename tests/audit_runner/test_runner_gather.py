@@ -162,8 +162,8 @@ def test_a_worker_that_dies_is_an_error_and_the_others_go_on(
 ) -> None:
     dying = process.START.replace("; main()", "; import attnprobe.subject as s; real = s.load; ")
     dying += (
-        "s.load = lambda address, **k: __import__('os').kill(__import__('os').getpid(), 9)"
-        " if address.name == 'step9' else real(address, **k); main()"
+        "s.load = lambda address, *a, **k: __import__('os').kill(__import__('os').getpid(), 9)"
+        " if address.name == 'step9' else real(address, *a, **k); main()"
     )
     monkeypatch.setattr(process, "START", dying)
     gathered = gather([str(few)], batch.OPTIONS)
