@@ -43,6 +43,7 @@ def scan(
     heads: Collection[int] | int | None = None,
     batch_size: int | None = None,
     pre_gate: bool = False,
+    layer_rank: bool = True,
     epsilon: float = 0.3,
     token_text: Callable[[int], str] | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -65,6 +66,7 @@ def scan(
         heads: numbers of the heads to list; layer figures are over all heads all the same.
         batch_size: samples a forward pass; by default some 4,096 tokens. No figure depends on it.
         pre_gate: ranks before a gate at G1 instead of behind it.
+        layer_rank: ranks of whole layers too; those of heads alone cost far less in a wide model.
         epsilon: the share of attention above which a key counts as a sink.
         token_text: gives the text of a token id.
         progress: called with samples done and in all.
@@ -82,7 +84,7 @@ def scan(
     if batch_size is not None and batch_size < 1:
         raise InputError(f"batch_size must be at least 1, not {batch_size}")
     inputs = ForwardInputs(tokens, attention_mask, document_ids, forward_kwargs)
-    options = Options(epsilon=epsilon, pre_gate=pre_gate)
+    options = Options(epsilon=epsilon, pre_gate=pre_gate, layer_rank=layer_rank)
     names = list(METRICS) if metrics is None else list(_several(metrics))
     run = Scan(model, names, options, layers=_several(layers), token_text=token_text)
     run.add(inputs, batch_size=batch_size, progress=progress)

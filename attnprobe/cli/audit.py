@@ -130,7 +130,7 @@ class Auditing(Gathering):
     ] = False
 
 
-@collected(Auditing, without=("layer", "head", "pre_gate", "table"))
+@collected(Auditing, without=("layer", "head", "pre_gate", "layer_rank", "table"))
 def audit(options: Auditing) -> int:
     """Judge checkpoints by rules and a baseline; exit with 1 if a rule is broken.
 

@@ -73,7 +73,7 @@ class Comparing(Gathering):
     ] = None
 
 
-@collected(Comparing, without=("layer", "head", "table", "plots", "plot_format"))
+@collected(Comparing, without=("layer", "head", "layer_rank", "table", "plots", "plot_format"))
 def compare(options: Comparing) -> int:
     """Compare checkpoints: what differs from the first, by how much, and whether it can be seen.
 

@@ -9,7 +9,7 @@ from attnprobe.cli.options import Measuring, collected
 VIEW = View("entropy", ("entropy", "sink"), proof=("layers", "entropy"))
 
 
-@collected(Measuring, without=("pre_gate", "epsilon"))
+@collected(Measuring, without=("pre_gate", "layer_rank", "epsilon"))
 def entropy(options: Measuring) -> int:
     """Attention entropy: how widely heads look, and which have collapsed onto a single token.
 

@@ -8,7 +8,7 @@ from attnprobe.cli.options import Measuring, collected
 VIEW = View("gate", ("gate",), table="gates", proof=("gates", "mean"))
 
 
-@collected(Measuring, without=("pre_gate", "epsilon"))
+@collected(Measuring, without=("pre_gate", "layer_rank", "epsilon"))
 def gate(options: Measuring) -> int:
     """Gates: how far they are closed, on which tokens, and what could be skipped.
 

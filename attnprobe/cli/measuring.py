@@ -102,6 +102,7 @@ def _measured(
         heads=_counted(heads, target.limits.n_heads),
         batch_size=options.batch_size,
         pre_gate=options.pre_gate,
+        layer_rank=options.layer_rank,
         epsilon=options.epsilon,
         progress=tick,
     )

@@ -96,6 +96,14 @@ class Measuring(Common):
         bool,
         _option("--pre-gate", panel=WHAT, help="Ranks before a gate at G1 instead of behind it."),
     ] = False
+    layer_rank: Annotated[
+        bool,
+        _option(
+            "--layer-rank/--no-layer-rank",
+            panel=WHAT,
+            help="Leave out the ranks of whole layers, which cost most in wide models.",
+        ),
+    ] = True
 
     text: Annotated[
         list[str] | None,

@@ -9,7 +9,7 @@ from attnprobe.cli.options import Measuring, collected
 VIEW = View("rank", ("rank", "sink"), proof=("layers", "erank"))
 
 
-@collected(Measuring, without=("epsilon",))
+@collected(Measuring, without=("epsilon", "layer_rank"))
 def rank(options: Measuring) -> int:
     """Effective rank: how many directions heads and layers really write to.
 

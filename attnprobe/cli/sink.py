@@ -8,7 +8,7 @@ from attnprobe.cli.options import Measuring, collected
 VIEW = View("sink", ("sink",), proof=("layers", "f_attr"))
 
 
-@collected(Measuring, without=("pre_gate",))
+@collected(Measuring, without=("pre_gate", "layer_rank"))
 def sink(options: Measuring) -> int:
     """Attention sinks: how much attention the first token gets, and which other tokens get much.
 

@@ -40,10 +40,12 @@ class Options:
     Attributes:
         epsilon: the share of attention above which a key is a sink.
         pre_gate: take ranks before the gate at G1.
+        layer_rank: take ranks of whole layers too, not of their heads only.
     """
 
     epsilon: float = 0.3
     pre_gate: bool = False
+    layer_rank: bool = True
 
 
 class Metric:

@@ -37,22 +37,29 @@ EPS = torch.finfo(torch.float32).eps
 NO_SPREAD = "all rows are equal: nothing is left of them without their mean"
 ALL_ZERO = "what is added to the residual stream is zero"
 AFTER_OUTPUT = "a gate after W_O (G5) mixes the heads: only the layer's figure exists"
+LEFT_OUT = "ranks of layers were left out (--no-layer-rank)"
 
 
 class Scatter:
-    """Count, mean and scatter about the mean of rows of n features; merges by Chan's formula."""
+    """Count, mean and scatter about the mean of rows of n features; merges by Chan's formula.
 
-    def __init__(self) -> None:
+    Args:
+        groups: how many groups of features there are, side by side; what two groups have in common
+            is not kept.
+    """
+
+    def __init__(self, groups: int = 1) -> None:
+        self.groups = groups
         self.count = 0
-        self.mean: Tensor | None = None  # (n,)
-        self.scatter: Tensor | None = None  # (n, n)
+        self.mean: Tensor | None = None  # (g, n / g)
+        self.scatter: Tensor | None = None  # (g, n / g, n / g)
 
     def add(self, rows: Tensor) -> None:
         """Adds (N, n) rows, a few at a time: their float64 copies stay small."""
         for part in rows.split(ROWS_AT_ONCE):
-            wide = float64(part)
-            mean = wide.mean(0)
-            self._combine(len(wide), mean.cpu(), gram(wide - mean).cpu())
+            wide = float64(part).unflatten(1, (self.groups, -1)).transpose(0, 1)  # (g, N, n / g)
+            mean = wide.mean(1)
+            self._combine(len(part), mean.cpu(), gram(wide - mean[:, None]).cpu())
 
     def merge(self, other: Scatter) -> None:
         """Adds the rows of another."""
@@ -66,7 +73,7 @@ class Scatter:
         total = self.count + count
         shift = mean - self.mean
         self.scatter += scatter
-        self.scatter.addr_(shift, shift, alpha=self.count * count / total)
+        self.scatter += (self.count * count / total) * shift[:, :, None] * shift[:, None, :]
         self.mean += shift * (count / total)
         self.count = total
 
@@ -74,18 +81,22 @@ class Scatter:
         """(H, n / H) means and (H, n / H, n / H) scatters of the heads' own features."""
         assert self.mean is not None
         assert self.scatter is not None
-        blocks = self.scatter.unflatten(1, (heads, -1)).unflatten(0, (heads, -1))  # (H, w, H, w)
-        return self.mean.unflatten(0, (heads, -1)), blocks.diagonal(dim1=0, dim2=2).movedim(-1, 0)
+        if self.groups == heads:
+            return self.mean, self.scatter
+        (mean,), (scatter,) = self.mean, self.scatter
+        blocks = scatter.unflatten(1, (heads, -1)).unflatten(0, (heads, -1))  # (H, w, H, w)
+        return mean.unflatten(0, (heads, -1)), blocks.diagonal(dim1=0, dim2=2).movedim(-1, 0)
 
 
 def gram(rows: Tensor) -> Tensor:
-    """(n, n) rowsᵀ·rows; its upper half is copied, which saves three eighths of the work."""
-    n = rows.shape[1]
+    """(…, n, n) rowsᵀ·rows; its upper half is copied, which saves three eighths of the work."""
+    n = rows.shape[-1]
     if n < SPLIT:
         return rows.mT @ rows
-    left, right = rows[:, : n // 2], rows[:, n // 2 :]
+    left, right = rows[..., : n // 2], rows[..., n // 2 :]
     cross = left.mT @ right
-    return torch.cat([torch.cat([gram(left), cross], 1), torch.cat([cross.mT, gram(right)], 1)], 0)
+    upper, lower = torch.cat([gram(left), cross], -1), torch.cat([cross.mT, gram(right)], -1)
+    return torch.cat([upper, lower], -2)
 
 
 @dataclass
@@ -131,6 +142,8 @@ class Rank(Metric):
         tokens = query_tokens(call, stats)
         rows = given.flatten(0, 1) if bool(tokens.all()) else given[tokens]  # (N, H, d_v)
         site.gated_output = call.gate is not None and call.gate.position == "G5" and not before
+        if not self.options.layer_rank and site.rows.count == 0:
+            site.rows = Scatter(1 if site.gated_output else site.heads)
         if site.gated_output:
             site.rows.add(_gated_output(call, rows, tokens))
         else:
@@ -141,7 +154,7 @@ class Rank(Metric):
 
     def merge(self, other: Rank) -> None:
         for key, theirs in other._sites.items():
-            ours = self._sites.setdefault(key, replace(theirs, rows=Scatter()))
+            ours = self._sites.setdefault(key, replace(theirs, rows=Scatter(theirs.rows.groups)))
             ours.reason = ours.reason or theirs.reason
             ours.rows.merge(theirs.rows)
 
@@ -155,6 +168,8 @@ class Rank(Metric):
             elif site.gated_output:
                 tables.missing("rank of heads", AFTER_OUTPUT, key)
                 tables.add("heads", [_empty(key, h) for h in range(site.heads)])
+            elif site.rows.groups > 1:
+                tables.missing("rank of layers", LEFT_OUT, key)
         measured = [
             (key, site) for key, site in self._sites.items() if not site.reason and site.rows.count
         ]
@@ -189,9 +204,10 @@ def _site_tables(item: tuple[Site, _Site]) -> Tables:
     heads, spectra = _head_rows(key, site)
     layer, spectrum = _layer_row(key, site)
     layer["erank_head"] = mean(row["erank"] for row in heads)
-    if any(row["erank"] is None for row in (layer, *heads)):
+    measured = heads if site.rows.groups > 1 else [layer, *heads]
+    if any(row["erank"] is None for row in measured):
         tables.missing("rank", ALL_ZERO, key)
-    elif any(row["erank_centered"] is None for row in (layer, *heads)):
+    elif any(row["erank_centered"] is None for row in measured):
         tables.missing("erank_centered", NO_SPREAD, key)
     tables.add("heads", heads)
     tables.add("layers", [layer])
@@ -231,6 +247,8 @@ def _head_rows(key: Site, site: _Site) -> tuple[list[Row], list[Row]]:
 
 def _layer_row(key: Site, site: _Site) -> tuple[Row, list[Row]]:
     assert site.projection is not None
+    if site.rows.groups > 1:
+        return _empty(key), []
     weight = float64(site.projection.weight).cpu()  # (d_model, H·d_v)
     d_model, joined = weight.shape
     if site.gated_output:  # the rows are already M itself
@@ -241,8 +259,8 @@ def _layer_row(key: Site, site: _Site) -> tuple[Row, list[Row]]:
     assert site.rows.scatter is not None
     (row,), (sigma,) = _figures(
         site.rows.count,
-        site.rows.mean[None],
-        site.rows.scatter[None],
+        site.rows.mean,
+        site.rows.scatter,
         factor[None],
         bound=min(joined, d_model),
         d_model=d_model,

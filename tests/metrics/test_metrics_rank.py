@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attnprobe.capture import AttentionCall, Documents, Mask, Projection, Site
 from attnprobe.metrics.base import Options, Tables
-from attnprobe.metrics.rank import Rank, Scatter, effective_rank, gram
+from attnprobe.metrics.rank import LEFT_OUT, Rank, Scatter, effective_rank, gram
 
 SITE = Site("layers.0.attention", "decoder", "self", 0)
 HEADS, WIDTH, D_MODEL = 3, 8, 20
@@ -193,3 +193,24 @@ def test_a_scatter_of_nothing_is_nothing() -> None:
     scatter.add(torch.zeros(0, 4))
     scatter.merge(Scatter())
     assert scatter.count == 0
+
+
+@pytest.mark.parametrize("cuts", [[6], [1, 5], [2, 2, 2]])
+@pytest.mark.parametrize("offset", [0.0, 40.0])
+def test_heads_alone_have_the_ranks_they_have_among_all(cuts: list[int], offset: float) -> None:
+    w, z = weight(), torch.randn(6, 20, HEADS, WIDTH)
+    z += offset * torch.randn(HEADS, WIDTH)
+    whole = tables_of(call(z, w))
+    alone = Rank(Options(layer_rank=False))
+    for part in z.split(cuts):
+        other = Rank(Options(layer_rank=False))
+        other.attention(call(part, w), None)
+        alone.merge(other)
+    found = alone.tables()
+    for mine, theirs in zip(found.rows["heads"], whole.rows["heads"], strict=True):
+        assert_figures(mine, theirs)
+    (layer,) = found.rows["layers"]
+    assert layer["erank"] is None
+    assert math.isclose(layer["erank_head"], whole.rows["layers"][0]["erank_head"], rel_tol=1e-9)
+    assert {row["head"] for row in found.rows["spectra"]} == set(range(HEADS))
+    assert [row["reason"] for row in found.rows["not_measured"]] == [LEFT_OUT]
