@@ -33,10 +33,6 @@ class Marks(Generic[T]):
     def __contains__(self, tensor: Tensor) -> bool:
         return self.get(tensor) is not None
 
-    def drop(self, tensor: Tensor) -> None:
-        """Takes the mark off."""
-        self._found.pop(id(tensor), None)
-
     def clear(self) -> None:
         """Takes every mark off."""
         self._found.clear()

@@ -490,7 +490,7 @@ class Recorder:
         return rows not in (1, len(text.ids)) and raw.query.shape[2] == text.ids.shape[1]
 
     def _has_more_keys(self, raw: RawCall) -> bool:
-        """Whether every token sees a key more than the last, and there are more keys than tokens."""
+        """Whether a causal mask is of more keys than there are tokens."""
         mask, every = raw.mask, slice(None)
         lengths = {stream.ids.shape[1] for stream in self._streams.values()}
         if raw.learned_keys or mask.n_keys <= mask.n_queries or mask.n_queries not in lengths:

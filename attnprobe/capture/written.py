@@ -73,12 +73,19 @@ _RESHAPES: dict[Callable[..., Any], Callable[..., Any]] = {
 
 @dataclass(frozen=True, eq=False)
 class _Matrix:
-    """The attention matrix of a softmax, or the same in another layout."""
+    """The attention matrix of a softmax, or the same in another layout.
+
+    Attributes:
+        held: the logits as the softmax was given them; nothing once they were handed on.
+        changes: how often logits and matrix had been written to.
+        key: the dimension of the keys.
+        steps: from the layout of the softmax to this one.
+    """
 
     softmax: Softmax
-    logits: Tensor  # as the softmax was given them
-    changes: tuple[int, int]  # how often logits and matrix had been written to
-    key: int  # the dimension of the keys
+    held: list[Tensor]
+    changes: tuple[int, int]
+    key: int
     steps: tuple[_Step, ...] = ()
     problem: str | None = None
 
@@ -159,7 +166,7 @@ class Written:
             self.softmaxes.append(seen)
         if is_attention and logits is not result:  # and was not written over
             changes = _version(logits), _version(result)
-            self._matrices.set(result, _Matrix(seen, logits, changes, key))
+            self._matrices.set(result, _Matrix(seen, [logits], changes, key))
 
     def _other(self, scores: Tensor) -> None:
         """Takes note of scores that meet values, or are normalised, in a way not followed."""
@@ -177,7 +184,7 @@ class Written:
     ) -> None:
         """Marks what is the matrix too: in another layout or dtype, or with only zeros zeroed."""
         found = next(((x, m) for x in given if (m := self._matrices.get(x)) is not None), None)
-        if found is None or result is found[0]:
+        if found is None or result is found[0] or not found[1].held:
             return
         source, matrix = found
         own = bool(args) and args[0] is source
@@ -198,14 +205,14 @@ class Written:
         right = product.right, product.right_letters
         for (weights, own), (value, others) in ((left, right), (right, left)):
             matrix = self._matrices.get(weights)
-            if matrix is None:
+            if matrix is None or not matrix.held:
                 continue
             if value in self._scores or value in self._matrices or self.weights.has(value):
                 return None  # of other matrices, or no tokens' values
             call = _call(matrix, weights, own, value, others, product, result)
             if call is not None:
                 matrix.softmax.was_read = True
-                self._matrices.drop(weights)
+                matrix.held.clear()
             return call
         return None
 
@@ -229,7 +236,7 @@ def _moved(
     n_keys, stride = source.shape[matrix.key], probe.stride(matrix.key)
     try:
         moved = func(probe, *args, **kwargs)
-    except (RuntimeError, TypeError, IndexError, NotImplementedError):
+    except (RuntimeError, TypeError, IndexError, ValueError):
         return None
     fits = [d for d, s in enumerate(moved.shape) if moved.stride(d) == stride and 1 < s <= n_keys]
     if n_keys < 2 or not fits:
@@ -251,7 +258,8 @@ _SLICES = {Tensor.__getitem__, Tensor.narrow, torch.narrow}
 
 def _laid_out(matrix: _Matrix) -> tuple[Tensor, Tensor | None]:
     """The logits in the layout of the matrix, and like them those of keys that were cut off."""
-    logits, sinks = matrix.logits, None
+    sinks: Tensor | None = None
+    (logits,) = matrix.held
     for step in matrix.steps:
         before, logits = logits, step.of(logits)
         sinks = None if sinks is None else step.of(sinks)
@@ -314,7 +322,7 @@ def _call(
         problem, query = MANY, query or alone[-1]
         heads = [c for c in out if c in own and c not in (batch, query)]
     logits, sinks = _laid_out(matrix)
-    if matrix.changes[0] != _version(matrix.logits):
+    if matrix.changes[0] != _version(matrix.held[0]):
         problem = OVERWRITTEN
     elif matrix.changes[1] != _version(weights) and not _still(weights, logits, sinks, matrix.key):
         return None

@@ -91,6 +91,23 @@ def test_each_kind(name: str, side: str, tokens: Tensor) -> None:
         torch.testing.assert_close(model(tokens, mask), before, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("name", [name for name in KINDS if name.startswith("flex")])
+def test_large_flex_attention_is_run_in_linear_memory(
+    name: str, tokens: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnprobe.capture.flex.WRITTEN_OUT", 0)
+    kind = KINDS[name]
+    model = Model(Attention(kind.way), kind.mask).eval()
+    with torch.no_grad():
+        before = model(tokens)
+    handed: list[Tensor] = []
+    handle = model.register_forward_hook(lambda *a: handed.append(a[2]))
+    result = scan(model, tokens)
+    handle.remove()
+    compare(result, own_code.expected(model, kind, tokens, None))
+    torch.testing.assert_close(handed[-1], before)
+
+
 @pytest.mark.parametrize("project", PROJECTIONS)
 @pytest.mark.parametrize("gated", [False, True])
 def test_each_way_to_project(project: str, gated: bool, tokens: Tensor) -> None:
@@ -367,14 +384,17 @@ class Watched(nn.Module):
         super().__init__()
         self.model = Model(nn.ModuleList([Attention(self.way) for _ in range(3)]))
         self.alive: list[list[bool]] = []
+        self.kept: list[Tensor] = []  # attention weights that a model may give back
         self.held: list[weakref.ref[Tensor]] = []
 
     def way(self, m, q, k, v, seen):
         self.alive.append([ref() is not None for ref in self.held])
         s = own_code.scores(q, k).masked_fill(~seen, -torch.inf)
         p = s.softmax(-1)
-        self.held += [weakref.ref(s), weakref.ref(p)]
-        return p @ v
+        self.kept.append(p)
+        half = p.to(torch.float64)
+        self.held += [weakref.ref(s), weakref.ref(half)]
+        return (half @ v.double()).float()
 
     def forward(self, tokens: Tensor) -> Tensor:
         x, seen = self.model.embedding(tokens), self.model.visible(tokens, None)
