@@ -18,7 +18,8 @@ from attnprobe.errors import CheckpointError, InputError
 from attnprobe.files import file_sha256
 from attnprobe.loading import folder as folders
 from attnprobe.loading import places
-from attnprobe.loading.identity import sha256_of
+from attnprobe.loading.folder import Folder
+from attnprobe.loading.identity import joint_sha256
 from attnprobe.loading.limits import Limits, foreign_limits, reads
 from attnprobe.loading.options import LoadOptions
 from attnprobe.loading.outline import essentials
@@ -134,9 +135,16 @@ def load(address: Address, options: LoadOptions | None = None, **more: Any) -> S
             "read it"
         )
     place = places.foreign(path)
-    if place is None or how.model_config is not None:
-        return _own(address, how, device, dtype)
-    return _foreign(address, place, how, device, dtype, notes)
+    if place is None or (path.is_file() and how.model_config is not None):
+        config = places.foreign_config(how.model_config)
+        if config is None or not path.is_file():
+            return _own(address, how, device, dtype)
+        return _foreign(address, Folder(path, config, (path,)), how, device, dtype, notes)
+    folder = folders.read(place)
+    if path.is_file() and path not in folder.weights:
+        names = ", ".join(file.name for file in folder.weights)
+        raise CheckpointError(f"{place} is read from {names}, not from {path.name}: name it")
+    return _foreign(address, folder, how, device, dtype, notes)
 
 
 def fetched(address: Address, how: LoadOptions) -> tuple[Address, tuple[str, ...]]:
@@ -183,7 +191,7 @@ def _own(
 
 def _foreign(
     address: Address,
-    place: Path,
+    folder: Folder,
     how: LoadOptions,
     device: torch.device,
     dtype: torch.dtype | None,
@@ -192,12 +200,6 @@ def _foreign(
     """A model of transformers."""
     from attnprobe.loading import adapter, pretrained, words
 
-    folder = folders.read(place)
-    if address.path.is_file() and address.path not in folder.weights:
-        names = ", ".join(file.name for file in folder.weights)
-        raise CheckpointError(
-            f"{place} is read from {names}, not from {address.path.name}: name it"
-        )
     loader = adapter.load if folder.is_adapter else pretrained.load
     loaded = loader(folder, how, device, dtype)
     vocabulary, unread = words.vocabulary(folder, loaded, how)
@@ -207,10 +209,10 @@ def _foreign(
         name=address.name,
         about={
             "name": address.name,
-            "path": str(place) if hub is None else str(hub),
+            "path": str(folder.path) if hub is None else str(hub),
             "hub": None if hub is None else {"id": str(hub), "commit": address.commit},
             "bytes": sum(file.stat().st_size for file in folder.weights),
-            "sha256": sha256_of(place),
+            "sha256": joint_sha256(folder.weights),
             "task": None,
             "tokenizer": _fingerprint(vocabulary),
             **step,

@@ -40,7 +40,7 @@ class Folder:
     """A model as files.
 
     Attributes:
-        path: the folder, or a GGUF file.
+        path: the folder, a GGUF file, or a bare state dict whose config comes from elsewhere.
         config: what `config.json` or `adapter_config.json` holds; empty for GGUF.
         weights: the files that are loaded.
     """
@@ -54,17 +54,21 @@ class Folder:
         return self.path.suffix == ".gguf" and self.path.is_file()
 
     @property
+    def is_bare(self) -> bool:
+        return self.path.is_file() and not self.is_gguf
+
+    @property
     def is_adapter(self) -> bool:
         return "peft_type" in self.config
 
     @property
     def root(self) -> Path:
-        """The folder itself, that of the file for GGUF."""
-        return self.path.parent if self.is_gguf else self.path
+        """The folder itself, or that of the file."""
+        return self.path.parent if self.path.is_file() else self.path
 
     def beside(self) -> list[Path]:
         """The small files that figures depend on, too."""
-        if self.is_gguf:
+        if self.path.is_file():
             return []
         return sorted(p for p in self.path.iterdir() if p.suffix in _BESIDE and p.is_file())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 from attnprobe.files import file_sha256
@@ -12,24 +12,22 @@ from attnprobe.loading.folder import read
 from attnprobe.loading.places import CONFIG, foreign
 
 
-def place_of(path: Path) -> tuple[Path, ...]:
-    """The files whose content makes a checkpoint what it is: one, or the weights of a folder."""
-    place = foreign(path)
-    return (path,) if place is None else read(place).weights
-
-
 def sha256_of(path: Path) -> str:
-    """Of a checkpoint's bytes; of several files that of the lines that `sha256sum` prints.
+    """Of the bytes of a checkpoint: of a file, or of the weights in a folder.
 
     Raises:
         OSError: a file cannot be read.
         CheckpointError: the folder is not whole.
     """
-    files = place_of(path)
+    place = foreign(path)
+    return joint_sha256((path,) if place is None else read(place).weights)
+
+
+def joint_sha256(files: Sequence[Path]) -> str:
+    """Of one file's bytes; of several files that of the lines that `sha256sum` prints of them."""
     if len(files) == 1:
         return file_sha256(files[0])
-    lines = (f"{file_sha256(file)}  {file.name}\n" for file in files)
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
+    return _joint(files) or ""
 
 
 def beside_sha256(path: Path, *, offline: bool = False) -> str | None:
@@ -42,15 +40,15 @@ def beside_sha256(path: Path, *, offline: bool = False) -> str | None:
     if place is None:
         config = path.with_name(CONFIG)
         files = [config] if path.suffix == ".safetensors" and config.is_file() else []
-        return _joint(f"{file_sha256(file)}  {file.name}\n" for file in files)
+        return _joint(files)
     found = read(place)
-    lines = [f"{file_sha256(file)}  {file.name}\n" for file in found.beside()]
-    if found.is_adapter:
-        base = find_base(found, offline=offline).path
-        lines += [sha256_of(base), str(beside_sha256(base))]
-    return _joint(lines)
+    if not found.is_adapter:
+        return _joint(found.beside())
+    base = find_base(found, offline=offline).path
+    return _joint(found.beside(), sha256_of(base), str(beside_sha256(base)))
 
 
-def _joint(lines: Iterable[str]) -> str | None:
-    text = "".join(lines)
+def _joint(files: Sequence[Path], *more: str) -> str | None:
+    lines = [f"{file_sha256(file)}  {file.name}\n" for file in files]
+    text = "".join([*lines, *more])
     return hashlib.sha256(text.encode()).hexdigest() if text else None

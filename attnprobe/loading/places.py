@@ -85,6 +85,14 @@ def foreign(path: Path) -> Path | None:
     return path if _is_foreign(path) else None
 
 
+def foreign_config(model_config: object) -> dict[str, Any] | None:
+    """The config of transformers that was given for a bare state dict, None if it is none."""
+    is_file = isinstance(model_config, (str, Path))
+    found = read_json(Path(model_config)) if is_file else model_config  # type: ignore[arg-type]
+    is_one = isinstance(found, dict) and not _FOREIGN_KEYS.isdisjoint(found)
+    return found if is_one else None  # type: ignore[return-value]
+
+
 def named_by(path: Path) -> Path:
     """The path that a checkpoint is named by: for weights of transformers that of their folder."""
     place = foreign(path)

@@ -23,13 +23,12 @@ from attnprobe.errors import AttnprobeError, CheckpointError, is_out_of_memory
 from attnprobe.loading import memory
 from attnprobe.loading.folder import Folder
 from attnprobe.loading.options import LoadOptions
+from attnprobe.models.checkpoint import read_state_dict
 
 #: Kinds of models in the order in which one is taken where the config names no class.
 KINDS = ("CausalLM", "Seq2SeqLM", "MaskedLM", "ImageTextToText", "SpeechSeq2Seq")
-_WRAPPERS = {r"^(?:module\.|_orig_mod\.)+": ""}  # DistributedDataParallel, torch.compile
-_WRAPPED = ("module.", "_orig_mod.")
 _HARMLESS = re.compile(r"(^|\.)\w*pooler\.")  # reads what attention gave, and gives nothing back
-_ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
+_ATTENTION = re.compile(r"(?!.*norm).*(attn|attention)", re.IGNORECASE)
 #: What lies in attention modules of old checkpoints and is no weight.
 _NO_WEIGHT = re.compile(
     r"(attn|attention|self)\.(masked_)?bias$|inv_freq$|rotary|position_ids$|position_index$"
@@ -129,12 +128,15 @@ def _config(library: ModuleType, folder: Folder, how: LoadOptions) -> Any:
             f"{folder.path}: transformers {library.__version__} knows no model_type {kind!r}: "
             "pip install -U transformers, or attnprobe.scan(model, tokens) from Python"
         )
-    config = library.AutoConfig.from_pretrained(
-        str(folder.root),
-        local_files_only=_stays_local(folder, how),
-        trust_remote_code=how.trust_remote_code,
-        **_file(folder),
-    )
+    if folder.is_bare:
+        config = library.AutoConfig.for_model(**folder.config)
+    else:
+        config = library.AutoConfig.from_pretrained(
+            str(folder.root),
+            local_files_only=_stays_local(how),
+            trust_remote_code=how.trust_remote_code,
+            **_file(folder),
+        )
     config._attn_implementation = None  # the library's own choice, and no kernel of the config's
     return config
 
@@ -147,7 +149,7 @@ def _has_code(config: Mapping[str, Any]) -> bool:
     return isinstance(config.get("auto_map"), Mapping)
 
 
-def _stays_local(folder: Folder, how: LoadOptions) -> bool:
+def _stays_local(how: LoadOptions) -> bool:
     """Whether nothing may come from the hub: only code that is trusted may lie elsewhere."""
     return how.offline or not how.trust_remote_code
 
@@ -201,28 +203,43 @@ def _loaded(
     options: dict[str, Any] = {
         "config": config,
         "dtype": "auto" if dtype is None else dtype,
-        "local_files_only": _stays_local(folder, how),
+        "local_files_only": _stays_local(how),
         "trust_remote_code": how.trust_remote_code,
         "output_loading_info": True,
         "ignore_mismatched_sizes": True,  # told below, by name
         **_file(folder),
         **_placing(how, device, config),
     }
+    place = None if folder.is_bare else str(folder.root)
+    if folder.is_bare:
+        options["state_dict"] = read_state_dict(folder.path)
     scratch = None
     if how.device_map is not None:
         scratch = tempfile.TemporaryDirectory(prefix="attnprobe-offload-")
         options["offload_folder"] = scratch.name
     if not hasattr(kind, "_model_mapping"):
         del options["trust_remote_code"]  # known to the classes that choose one
-    model, info = kind.from_pretrained(str(folder.root), **options)
-    strange = info["unexpected_keys"]
-    if info["missing_keys"] and any(name.startswith(_WRAPPED) for name in strange):
-        model, info = kind.from_pretrained(str(folder.root), **options, key_mapping=_WRAPPERS)
+    model, info = kind.from_pretrained(place, **options)
+    if prefix := _wrapper(info["unexpected_keys"], info["missing_keys"]):
+        renamed = {f"^{re.escape(prefix)}": ""}
+        model, info = kind.from_pretrained(place, **options, key_mapping=renamed)
     if scratch is not None:
         weakref.finalize(model, scratch.cleanup)
     if "device_map" not in options:
         model = model.to(device)
     return model, info, type(model).__name__
+
+
+def _wrapper(unexpected: Collection[str], missing: Collection[str]) -> str | None:
+    """What a training loop wrote before all names: `module.`, `_orig_mod.`, `model.` and so on."""
+    wanted = set(missing)
+    strange = next(iter(sorted(unexpected)), "")
+    ends = [place + 1 for place, letter in enumerate(strange) if letter == "."]
+    for prefix in (strange[:end] for end in reversed(ends)):
+        bare = {name.removeprefix(prefix) for name in unexpected if name.startswith(prefix)}
+        if len(bare) == len(unexpected) and wanted and wanted <= bare:
+            return prefix
+    return None
 
 
 def _placing(how: LoadOptions, device: torch.device, config: Any) -> dict[str, Any]:
@@ -278,15 +295,12 @@ def _is_homeless(name: str, model: nn.Module) -> bool:
     if _NO_WEIGHT.search(name):
         return False
     prefix = getattr(model, "base_model_prefix", "")
-    paths = {name, f"{prefix}.{name}", name.removeprefix(f"{prefix}.")}
-    for path in paths:
+    there = {path for path, _ in model.named_modules()}
+    for path in (name, f"{prefix}.{name}", name.removeprefix(f"{prefix}.")):
         parts = path.split(".")
-        for end in range(len(parts) - 1, 0, -1):
-            if not _ATTENTION.search(parts[end - 1]):
-                continue
-            with_module = ".".join(parts[:end])
-            if any(n == with_module for n, _ in model.named_modules()):
-                return True
+        attending = (n for n, part in enumerate(parts[:-1], start=1) if _ATTENTION.match(part))
+        if any(".".join(parts[:end]) in there for end in attending):
+            return True
     return False
 
 

@@ -25,7 +25,7 @@ def vocabulary(
             if place.is_gguf:
                 return _from_gguf(place), ()
             found = tokenizer.load(
-                place.path, local_only=True, trust_remote_code=how.trust_remote_code
+                place.root, local_only=True, trust_remote_code=how.trust_remote_code
             )
             if found is not None:
                 return found, ()

@@ -117,6 +117,19 @@ def load_checkpoint(
     )
 
 
+def read_state_dict(path: Path) -> dict[str, Any]:
+    """The tensors of a `.pt` or `.safetensors` by name, without what training loops wrap them in.
+
+    Raises:
+        CheckpointError: it cannot be read, or holds something else.
+    """
+    content = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pt(path)
+    state = content.get("state_dict")
+    if not isinstance(state, dict) or not all(isinstance(t, Tensor) for t in state.values()):
+        raise CheckpointError(f"{path} holds no state dict")
+    return state
+
+
 def _only_file(path: Path) -> Path:
     if path.is_file():
         return path

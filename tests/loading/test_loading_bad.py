@@ -148,9 +148,18 @@ def a_missing_weight(folder: Path) -> None:
     tiny.change_weights(folder, lambda w: {n: t for n, t in w.items() if "1.self_attn.q" not in n})
 
 
-@case("embed_tokens.weight and 19 more): they would be random")
+@case("no place for (model.layers.0.self_attn.k_proj.w and 7 more)")
 def weights_of_another_model(folder: Path) -> None:
-    tiny.change_weights(folder, lambda w: {f"backbone.{n}": t for n, t in w.items()})
+    tiny.change_weights(folder, lambda w: {n.replace("weight", "w"): t for n, t in w.items()})
+
+
+@case("that its config names (model.embed_tokens.weight and 9 more): they would")
+def layers_that_are_not_there(folder: Path) -> None:
+    kept = ("norm.weight", "proj.weight")
+    tiny.change_weights(
+        folder,
+        lambda w: {n: t for n, t in w.items() if n.endswith(kept) and ".1." not in n},
+    )
 
 
 @case("q_proj.weight is (8, 16), the LlamaForCausalLM of transformers makes it (16, 16)")

@@ -14,6 +14,7 @@ import pytest
 import tiny_models as tiny
 import torch
 import transformers
+from safetensors.torch import save_file
 from torch import nn
 
 from attnprobe import scan
@@ -159,6 +160,22 @@ def as_bare(folder: Path) -> None:
 def test_every_format_gives_the_same_weights(llama: Path, change: Callable[[Path], None]) -> None:
     change(llama)
     assert same_weights(loaded(llama).model, tiny.small("llama"))
+
+
+@pytest.mark.parametrize("prefix", ["", "module.", "model.", "net._orig_mod."])
+@pytest.mark.parametrize("suffix", [".pt", ".ckpt", ".safetensors"])
+def test_a_bare_state_dict_with_the_config_given(tmp_path: Path, prefix: str, suffix: str) -> None:
+    model = tiny.save("llama", tmp_path / "shape")
+    state = {prefix + name: tensor for name, tensor in model.state_dict().items()}
+    path = tmp_path / f"weights{suffix}"
+    if suffix == ".safetensors":
+        save_file(state, path)
+    else:
+        torch.save({"state_dict": state, "epoch": 3} if suffix == ".ckpt" else state, path)
+    for given in (tmp_path / "shape/config.json", model.config.to_dict()):
+        subject = loaded(path, model_config=given)
+        assert same_weights(subject.model, model)
+        assert subject.about["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def test_weights_named_themselves_are_their_folder(llama: Path) -> None:
