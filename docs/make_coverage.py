@@ -12,8 +12,8 @@ from pathlib import Path
 PAGE = Path(__file__).with_name("coverage.md")
 sys.path.insert(0, str(PAGE.parent.parent / "tests" / "coverage"))
 
-from exceptions import REFUSED, UNBUILT  # noqa: E402
-from table import Row, read  # noqa: E402
+from exceptions import REFUSED, UNBUILT, WINDOWLESS  # noqa: E402
+from table import TRANSFORMERS, Row, read  # noqa: E402
 
 TASKS = {
     "causal": "Causal language models",
@@ -21,11 +21,11 @@ TASKS = {
     "seq2seq": "Sequence to sequence",
     "image": "Image classification",
 }
-INTRODUCTION = """\
+INTRODUCTION = f"""\
 # What is proven of transformers' models
 
 This page is made by `python docs/make_coverage.py` from the table that
-`tests/coverage/test_coverage_types.py` holds, type by type, with transformers 5.24.
+`tests/coverage/test_coverage_types.py` holds, type by type, with transformers {TRANSFORMERS}.
 
 Of every type in transformers' mapping for a task a model is built from its own config, made small:
 random weights, each kind of layer that the type has, 24 tokens, windows and chunks of 8. Then, for
@@ -87,6 +87,8 @@ def _types(rows: Iterable[Row]) -> str:
         why = REFUSED.get((row.task, row.type), ("", ""))[0]
         share = {"part": "in part: ", "alone": "in part: ", "none": "not measured: "}
         besides = share.get(row.measured, "") + why if why else row.without
+        if windowless := WINDOWLESS.get((row.task, row.type)):
+            besides = f"{besides}; no window: {windowless}".removeprefix("; ")
         sides = ", ".join(side for side in ("right", "left") if getattr(row, side) == "yes")
         cells = (row.tap, row.attention, row.windows, row.sinks, row.gate, sides, besides)
         lines.append(f"| `{row.type}` | {' | '.join(cells)} |")

@@ -32,7 +32,9 @@ UNBUILT: dict[tuple[str, str], str] = {
 }
 
 NO_STREAM = "rows are not those of the tokens"
+MORE_KEYS = "more keys than tokens"
 BLOCKS = "blocks cannot be told"
+NO_SOFTMAX = "no softmax was seen"
 NO_ATTENTION = "no attention was seen"
 
 # built and run; why not all of it is measured, and a part of what the scan itself says then
@@ -42,8 +44,9 @@ REFUSED: dict[tuple[str, str], tuple[str, str]] = {
     ("causal", "falcon_mamba"): ("a state space model", "state space layer"),
     ("causal", "mamba"): ("a state space model", "state space layer"),
     ("causal", "mamba2"): ("a state space model", "state space layer"),
-    ("causal", "prophetnet"): ("the stream of predicted n-grams attends in blocks", BLOCKS),
-    ("causal", "reformer"): ("chunks and hashed buckets, no softmax of torch's", NO_ATTENTION),
+    ("causal", "minimax"): ("linear attention in every other layer", NO_SOFTMAX),
+    ("causal", "prophetnet"): ("its stream of predicted n-grams", MORE_KEYS),
+    ("causal", "reformer"): ("chunks and hashed buckets, no softmax of torch's", NO_SOFTMAX),
     ("causal", "rwkv"): ("linear attention", "linear attention"),
     ("causal", "xlstm"): ("a recurrent network", "no attention call"),
     ("masked", "fnet"): ("a Fourier transform instead of attention", "no attention call"),
@@ -52,11 +55,20 @@ REFUSED: dict[tuple[str, str], tuple[str, str]] = {
     ("masked", "mra"): ("approximated in blocks, no softmax over pairs", NO_ATTENTION),
     ("masked", "nystromformer"): ("approximated with landmarks", "changed in place"),
     ("masked", "perceiver"): ("latents beside tokens: without padding only", NO_STREAM),
-    ("masked", "reformer"): ("chunks and hashed buckets, no softmax of torch's", NO_ATTENTION),
-    ("masked", "yoso"): ("approximated by hashing, no softmax", NO_ATTENTION),
+    ("masked", "reformer"): ("chunks and hashed buckets, no softmax of torch's", NO_SOFTMAX),
+    ("masked", "yoso"): ("approximated by hashing, no softmax", NO_SOFTMAX),
     ("seq2seq", "led"): ("its encoder attends in overlapping chunks", "not where its matrix is"),
     ("seq2seq", "longt5"): ("its encoder attends in blocks", BLOCKS),
-    ("seq2seq", "pegasus_x"): ("its encoder attends in blocks", f"{BLOCKS}|{NO_STREAM}"),
-    ("seq2seq", "prophetnet"): ("the stream of predicted n-grams attends in blocks", BLOCKS),
+    ("seq2seq", "pegasus_x"): ("its encoder attends in blocks", BLOCKS),
+    ("seq2seq", "prophetnet"): ("its stream of predicted n-grams", MORE_KEYS),
+    ("seq2seq", "t5gemma2"): ("its decoder attends to itself and the encoder at once", MORE_KEYS),
     ("image", "hiera"): ("units within windows: five dimensions", BLOCKS),
+}
+
+# have a window in their config and attend without one
+WINDOWLESS: dict[tuple[str, str], str] = {
+    ("causal", "gemma4_assistant"): "drafts one token, which is nearer than any window",
+    ("causal", "gemma4_unified_assistant"): "drafts one token, which is nearer than any window",
+    ("causal", "moshi"): "its code leaves the field unread",
+    ("causal", "nemotron_h"): "its code leaves the field unread",
 }

@@ -66,8 +66,12 @@ class Keeping(Metric):
         return Tables()
 
 
-def scanned(model: nn.Module, tokens: Tensor, **options: Any) -> Scanned:
-    """Scans in one batch, and keeps what every call gave and what the model was given and gave."""
+def scanned(model: nn.Module, tokens: Tensor, *metrics: str, **options: Any) -> Scanned:
+    """Scans in one batch, and keeps what every call gave and what the model was given and gave.
+
+    Args:
+        metrics: further ones; "perplexity" makes the model give the logits of every token.
+    """
     passes: list[tuple[Any, ...]] = []
 
     def keep(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -80,7 +84,7 @@ def scanned(model: nn.Module, tokens: Tensor, **options: Any) -> Scanned:
             result = attnprobe.scan(
                 model,
                 tokens,
-                metrics=["sink", "entropy", "gate", "keeping"],
+                metrics=["sink", "entropy", "gate", "keeping", *metrics],
                 batch_size=len(tokens),
                 **options,
             )

@@ -57,7 +57,8 @@ def proven(task: str, name: str) -> Proof:
     """Measures a small model of a type and holds every figure against its own eager weights.
 
     The padded batch runs as a user has it, under the implementation that transformers chooses (but
-    where that one gives other logits than the eager one), the sample alone under the eager one.
+    where that one gives other logits than the eager one), and with perplexity, so that the model is
+    asked for every logit; the sample alone runs under the eager one and without.
     """
     eager = built(task, name, attn_implementation="eager")
     model = built(task, name)
@@ -66,27 +67,38 @@ def proven(task: str, name: str) -> Proof:
     padded, alone = cases(task, model)
     seen: dict[str, _Seen] = {}
     nothing: dict[tuple[str, str], str] = {}
-    for label, run, case in (("padded", model, padded), ("alone", eager, alone)):
+    for label, run, case, metrics in (
+        ("padded", model, padded, ["perplexity"]),
+        ("alone", eager, alone, []),
+    ):
         try:
-            seen[label] = _seen(run, eager, case, is_silent=name in SILENT)
+            one = _seen(run, eager, case, metrics, is_silent=name in SILENT)
         except NothingMeasuredError as error:
             nothing[label, ""] = str(error)
+            continue
+        if one.scan.calls:
+            seen[label] = one
+            _hold(label, one, proof)
         else:
-            _hold(label, seen[label], proof)
+            nothing[label, ""] = "; ".join(dict.fromkeys(one.scan.reasons.values()))
     proof.refused |= nothing
     _describe(seen, proof)
     return proof
 
 
-def _seen(model: nn.Module, eager: nn.Module, case: Case, is_silent: bool) -> _Seen:
-    scan = scanned(model, case.tokens, **case.options)
+def _seen(
+    model: nn.Module, eager: nn.Module, case: Case, metrics: Collection[str], is_silent: bool
+) -> _Seen:
+    scan = scanned(model, case.tokens, *metrics, **case.options)
     if not _agree(model, eager, scan, case):
-        model, scan = eager, scanned(eager, case.tokens, **case.options)
-    weights = watched(eager, scan.args, scan.kwargs)
+        model, scan = eager, scanned(eager, case.tokens, *metrics, **case.options)
+    # a model that is asked for few logits may leave queries out
+    kwargs = {name: value for name, value in scan.kwargs.items() if "logits_to_keep" not in name}
+    weights = watched(eager, scan.args, kwargs)
     is_interface = bool(weights)
     for source in (softmaxed,) if is_silent else (handed_out, softmaxed):
         if not set(scan.calls) <= set(weights):
-            weights = source(eager, scan.args, scan.kwargs) | weights
+            weights = source(eager, scan.args, kwargs) | weights
     shapes = {site: call.stats.first.shape for site, call in scan.calls.items()}
     weights = {site: _by_head(own, shapes.get(site)) for site, own in _named(weights, shapes)}
     return _Seen(model, case, scan, weights, is_interface)

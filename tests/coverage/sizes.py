@@ -145,6 +145,12 @@ GEMMA3N = {
     "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0],
     "hidden_size_per_layer_input": 8,
 }
+GEMMA4 = {
+    "num_hidden_layers": 4,
+    "num_kv_shared_layers": 2,
+    "layer_types": SLIDING * 2,
+    "global_head_dim": 16,
+}
 GEMMA3N_VISION = {"vocab_offset": 200, "vocab_size": 10, "rms_norm_eps": 1e-6}
 GRANITE_SPEECH = {
     "encoder_config": {"hidden_dim": 32, "input_dim": 32},
@@ -207,10 +213,10 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "gemma3n_text": GEMMA3N,
     "gemma4_assistant": {"text_config": {"global_head_dim": 16}},
     "gemma4_unified_assistant": {"text_config": {"global_head_dim": 16}},
-    "gemma4": {"text_config": {"global_head_dim": 16}},
-    "gemma4_text": {"global_head_dim": 16},
-    "gemma4_unified": {"text_config": {"global_head_dim": 16}},
-    "gemma4_unified_text": {"global_head_dim": 16},
+    "gemma4": {"text_config": GEMMA4},
+    "gemma4_text": GEMMA4,
+    "gemma4_unified": {"text_config": GEMMA4},
+    "gemma4_unified_text": GEMMA4,
     "granitemoehybrid": {**MAMBA, "layer_types": ["linear_attention", "full_attention"]},
     "hunyuan_v1_dense": {"head_dim": 8},
     "hunyuan_v1_moe": {"head_dim": 8},

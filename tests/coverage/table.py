@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+TRANSFORMERS = "5.24"  # whose mappings the table is of
 PATH = Path(__file__).with_name("types.csv")
 
 

@@ -9,17 +9,30 @@ import importlib.util
 import re
 import sys
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
-from exceptions import REFUSED, UNBUILT
-from table import read, write
+from exceptions import REFUSED, UNBUILT, WINDOWLESS
+from table import TRANSFORMERS, read, write
 
 transformers = pytest.importorskip("transformers")
+if not transformers.__version__.startswith(f"{TRANSFORMERS}."):
+    pytest.skip(f"the table is that of transformers {TRANSFORMERS}", allow_module_level=True)
 
 from proof import proven  # noqa: E402
-from zoo import TASKS, types  # noqa: E402
+from zoo import TASKS, small_config, types  # noqa: E402
 
+WINDOWS = (
+    "sliding_window",
+    "sliding_window_size",
+    "attention_window_size",
+    "attention_chunk_size",
+    "local_attention",
+    "local_attention_window_len",
+    "keep_window_size",
+)
 NAMES = [(task, name) for task in TASKS for name in types(task)]
 BUILT = [key for key in NAMES if key not in UNBUILT]
 
@@ -48,6 +61,26 @@ def test_every_type_is_in_the_table_or_has_a_reason() -> None:
     assert set(read()) == set(BUILT)
     assert set(UNBUILT) <= set(NAMES)
     assert set(REFUSED) <= set(BUILT)
+
+
+def has_window(fields: Mapping[str, Any]) -> bool:
+    """Whether a config, as a dictionary, has a window or chunk for its text."""
+    towers = ("vision_config", "audio_config", "audio_encoder")
+    return any(
+        (name in WINDOWS and isinstance(value, int) and not isinstance(value, bool))
+        or (isinstance(value, dict) and name not in towers and has_window(value))
+        for name, value in fields.items()
+    )
+
+
+def test_every_window_is_met() -> None:
+    rows = read()
+    without = {
+        key
+        for key, row in rows.items()
+        if key[0] != "image" and row.measured != "none" and not row.windows
+    }
+    assert {key for key in without if has_window(small_config(key[1]).to_dict())} == set(WINDOWLESS)
 
 
 def test_page_shows_the_table() -> None:
