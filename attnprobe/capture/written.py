@@ -103,12 +103,14 @@ class Written:
         self.place = place
         self.softmaxes: list[Softmax] = []
         self._scores: Marks[bool] = Marks()
+        self._compared: set[tuple[str, torch.Size]] = set()  # where scores were made, their shape
         self._matrices: Marks[_Matrix] = Marks()
 
     def clear(self) -> None:
         """Forgets everything that was seen."""
         self.softmaxes.clear()
         self._scores.clear()
+        self._compared.clear()
         self._matrices.clear()
 
     def saw(
@@ -145,6 +147,7 @@ class Written:
             if call is None and product.sums:
                 self._other(product.left)
                 self._scores.set(result, True)
+                self._compared.add((self.place(), result.shape))
             return call
         given = tensors_in(args, kwargs)
         self._follow(func, args, kwargs, given, result)
@@ -159,7 +162,8 @@ class Written:
             return
         key = dim % result.dim()
         shape = [size for d, size in enumerate(result.shape) if d != key]
-        of_scores = logits in self._scores
+        # what torch.jit has scripted is not seen: scores may come back from it as a new tensor
+        of_scores = logits in self._scores or (self.place(), logits.shape) in self._compared
         is_attention = of_scores and result.dim() > 2
         seen = Softmax(self.place(), shape[-1], result.shape[key], is_attention)
         if seen.n_keys > 1:

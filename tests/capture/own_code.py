@@ -182,6 +182,15 @@ def soft_cap(m, q, k, v, seen):
     return (2 * torch.tanh(scores(q, k) / 2)).masked_fill(~seen, -math.inf).softmax(-1) @ v
 
 
+@torch.jit.script
+def capped(s: Tensor) -> Tensor:
+    return 2 * torch.tanh(s / 2)
+
+
+def scripted_cap(m, q, k, v, seen):
+    return capped(scores(q, k)).masked_fill(~seen, -math.inf).softmax(-1) @ v
+
+
 def alibi_by_hand(m, q, k, v, seen):
     return (scores(q, k) + alibi(m, q)).masked_fill(~seen, -math.inf).softmax(-1) @ v
 
@@ -378,6 +387,7 @@ KINDS = {
     "learned sink column": Kind(sink_column, has_sinks=True),
     "learned sink column in front": Kind(sink_column_first, has_sinks=True),
     "soft cap": Kind(soft_cap, cap=2.0),
+    "scripted soft cap": Kind(scripted_cap, cap=2.0),
     "ALiBi": Kind(alibi_by_hand, adds=True),
     "flex": Kind(flex, engine="blocks"),
     "flex, window": Kind(flex, mask="window", engine="blocks"),
