@@ -13,6 +13,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ SHAPES = {  # layers, heads, key-value heads, width, feed-forward, vocabulary
     "llama-0.3b": (16, 16, 4, 1024, 2816, 32000),
     "tiny": (4, 4, 4, 128, 256, 512),
 }
+Work = Callable[[], object]
 
 
 def own_model(shape: str, length: int) -> nn.Module:
@@ -45,12 +47,39 @@ def own_model(shape: str, length: int) -> nn.Module:
     ).eval()
 
 
+def foreign_model(shape: str, length: int, attention: str) -> Any:
+    """The same shape as transformers builds it."""
+    from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
+
+    layers, heads, kv_heads, width, d_ff, vocabulary = SHAPES[shape]
+    if shape.startswith("llama"):
+        config: Any = LlamaConfig(
+            vocab_size=vocabulary,
+            max_position_embeddings=length,
+            hidden_size=width,
+            intermediate_size=d_ff,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+        )
+    else:
+        config = GPT2Config(
+            vocab_size=vocabulary,
+            n_positions=length,
+            n_embd=width,
+            n_layer=layers,
+            n_head=heads,
+            n_inner=d_ff,
+        )
+    return AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
+
+
 def batches(tokens: Tensor) -> list[Tensor]:
     return list(tokens.split(max(1, 4096 // tokens.shape[1])))
 
 
-def plain(shape: str, tokens: Tensor) -> Callable[[], object]:
-    """The model's forward pass and nothing else."""
+def plain(shape: str, tokens: Tensor) -> Work:
+    """The model's forward pass and nothing else, logits of every token included."""
     model = own_model(shape, tokens.shape[1])
 
     def work() -> None:
@@ -61,53 +90,91 @@ def plain(shape: str, tokens: Tensor) -> Callable[[], object]:
     return work
 
 
-def probe(*metrics: str) -> Callable[[str, Tensor], Callable[[], object]]:
+def probe(*metrics: str, **options: Any) -> Callable[[str, Tensor], Work]:
     """attnprobe with some metrics, or all."""
 
-    def prepare(shape: str, tokens: Tensor) -> Callable[[], object]:
+    def prepare(shape: str, tokens: Tensor) -> Work:
         from attnprobe import scan  # imports what it needs now, not in the measured time
 
         model = own_model(shape, tokens.shape[1])
-        return lambda: scan(model, tokens, metrics=metrics or None)
+        return lambda: scan(model, tokens, metrics=metrics or None, **options)
 
     return prepare
 
 
-def output_attentions(shape: str, tokens: Tensor) -> Callable[[], object]:
-    """What people write today: transformers with output_attentions=True, then the statistics."""
-    from transformers import GPT2Config, GPT2LMHeadModel
+def figures(attention: Tensor) -> tuple[Tensor, ...]:
+    """(B, H, T, T) weights to F-Attr, entropy and the attention on every key, by head."""
+    entropy = torch.special.entr(attention).sum(-1)
+    return attention[..., 0].mean((0, 2)), entropy.mean((0, 2)), attention.sum((0, 2))
 
-    layers, heads, _, width, d_ff, vocabulary = SHAPES[shape]
-    config = GPT2Config(
-        vocab_size=vocabulary,
-        n_positions=tokens.shape[1],
-        n_embd=width,
-        n_layer=layers,
-        n_head=heads,
-        n_inner=d_ff,
-        attn_implementation="eager",
-    )
-    model = GPT2LMHeadModel(config).eval()
+
+def output_attentions(shape: str, tokens: Tensor) -> Work:
+    """What people write today: transformers with output_attentions=True, then the statistics."""
+    model = foreign_model(shape, tokens.shape[1], "eager")
 
     def work() -> list[tuple[Tensor, ...]]:
-        figures = []
         with torch.no_grad():
-            for batch in batches(tokens):
-                output = model(batch, output_attentions=True, use_cache=False)
-                for attention in output.attentions:  # (B, H, T, T)
-                    entropy = torch.special.entr(attention).sum(-1)
-                    figures.append((attention[..., 0].mean(), entropy.mean(), attention.sum(-2)))
-        return figures
+            return [
+                figures(attention)
+                for batch in batches(tokens)
+                for attention in model(batch, output_attentions=True, use_cache=False).attentions
+            ]
 
     return work
 
 
-WORKS: dict[str, Callable[[str, Tensor], Callable[[], object]]] = {
+def transformer_lens(shape: str, tokens: Tensor) -> Work:
+    """TransformerLens 4: a hook on every attention pattern, reduced there and dropped."""
+    from transformer_lens.model_bridge.sources import build_bridge_from_module
+
+    model = foreign_model(shape, tokens.shape[1], "eager")
+    bridge = build_bridge_from_module(model, type(model).__name__, hf_config=model.config)
+
+    def work() -> list[tuple[Tensor, ...]]:
+        found: list[tuple[Tensor, ...]] = []
+        hooks = [
+            (f"blocks.{n}.attn.hook_pattern", lambda pattern, hook: found.append(figures(pattern)))
+            for n in range(SHAPES[shape][0])
+        ]
+        with torch.no_grad():
+            for batch in batches(tokens):
+                bridge.run_with_hooks(batch, fwd_hooks=hooks)
+        return found
+
+    return work
+
+
+def nnsight(shape: str, tokens: Tensor) -> Work:
+    """nnsight: the weights that eager attention returns, reduced inside its trace."""
+    from nnsight import NNsight
+
+    model = foreign_model(shape, tokens.shape[1], "eager")
+    is_llama = shape.startswith("llama")
+    traced = NNsight(model)
+
+    def work() -> list[tuple[Tensor, ...]]:
+        found: list[tuple[Tensor, ...]] = []
+        for batch in batches(tokens):
+            with torch.no_grad(), traced.trace(batch, use_cache=False):
+                blocks = traced.model.layers if is_llama else traced.transformer.h
+                for block in blocks:
+                    attention = block.self_attn if is_llama else block.attn
+                    found.append(figures(attention.output[1]))
+        return found
+
+    return work
+
+
+WORKS: dict[str, Callable[[str, Tensor], Work]] = {
     "plain": plain,
     "sink": probe("sink"),
     "sink+entropy": probe("sink", "entropy"),
+    "rank": probe("rank"),
+    "rank of heads": probe("rank", layer_rank=False),
     "scan": probe(),
     "output_attentions": output_attentions,
+    "TransformerLens": transformer_lens,
+    "nnsight": nnsight,
 }
 
 
