@@ -52,11 +52,11 @@ def scan(
     """Measures every softmax-attention layer of a model on some tokens, in one pass.
 
     The model runs in eval mode without gradients and is left as it was; memory beside the model's
-    own is linear in the length.
+    own is linear in the length, or one layer's matrix where the model writes it out.
 
     Args:
-        model: any torch module that calls `F.scaled_dot_product_attention` or
-            `nn.MultiheadAttention`; it is called as `model(tokens, …)`.
+        model: any torch module with softmax attention, torch's, another package's or written out;
+            it is called as `model(tokens, …)`.
         tokens: (batch, length) integer ids, or the first input of a model that takes others.
         metrics: of "sink", "entropy", "rank", "gate", "activation", "perplexity"; all by default.
         attention_mask: (batch, length), 0 at padding; handed to the model.
