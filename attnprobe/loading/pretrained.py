@@ -27,6 +27,7 @@ from attnprobe.models.checkpoint import read_state_dict
 
 #: Kinds of models in the order in which one is taken where the config names no class.
 KINDS = ("CausalLM", "Seq2SeqLM", "MaskedLM", "ImageTextToText", "SpeechSeq2Seq")
+_DAMAGE = (pickle.UnpicklingError, struct.error, EOFError)
 _HARMLESS = re.compile(r"(^|\.)\w*pooler\.")  # reads what attention gave, and gives nothing back
 _ATTENTION = re.compile(r"(?!.*norm).*(attn|attention)", re.IGNORECASE)
 #: What lies in attention modules of old checkpoints and is no weight.
@@ -266,11 +267,13 @@ def _accounted(
     """
     if errors := info.get("error_msgs"):
         raise CheckpointError(f"{folder.path} cannot be loaded: {_line(errors[0])}")
-    for name, there, expected in sorted(info["mismatched_keys"])[:1]:
-        raise CheckpointError(
-            f"{folder.path} does not fit its config: {name} is {tuple(there)}, the {kind} of "
-            f"transformers makes it {tuple(expected)}"
-        )
+    if mismatched := sorted(info["mismatched_keys"]):
+        first = mismatched[0]
+        name, *shapes = [first] if isinstance(first, str) else first
+        told = "has another shape"
+        if shapes:  # which only some versions of the library tell
+            told = "is {}, the config makes it {}".format(*map(tuple, shapes))
+        raise CheckpointError(f"{folder.path} does not fit the {kind} of its config: {name} {told}")
     homeless = sorted(name for name in info["unexpected_keys"] if _is_homeless(name, model))
     if homeless:
         raise CheckpointError(
@@ -335,10 +338,19 @@ def explained(folder: Folder) -> Iterator[None]:
         raise CheckpointError(_explanation(error, folder)) from error
 
 
+def _behind(error: BaseException) -> Iterator[BaseException]:
+    """An error and those that it followed."""
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        seen = seen.__cause__ or seen.__context__
+
+
 def _explanation(error: Exception, folder: Folder) -> str:
     where = folder.weights[0] if len(folder.weights) == 1 else folder.path
-    if isinstance(error, (pickle.UnpicklingError, struct.error, EOFError)):
-        named = re.search(r"GLOBAL (\S+)", str(error))
+    damage = [e for e in _behind(error) if isinstance(e, _DAMAGE)]
+    if damage:
+        named = re.search(r"GLOBAL (\S+)", str(damage[0]))
         if named is None:
             return f"{where} cannot be read as weights: it is damaged, copy it again"
         return (

@@ -162,7 +162,7 @@ def layers_that_are_not_there(folder: Path) -> None:
     )
 
 
-@case("q_proj.weight is (8, 16), the LlamaForCausalLM of transformers makes it (16, 16)")
+@case("does not fit the LlamaForCausalLM of its config: model.layers.0.self_attn.q_proj.weight")
 def another_shape(folder: Path) -> None:
     name = "model.layers.0.self_attn.q_proj.weight"
     tiny.change_weights(folder, lambda w: {**w, name: w[name][:8]})
@@ -191,13 +191,13 @@ def a_bias_that_the_config_denies(folder: Path) -> None:
 NEEDLESS = {"quantised_by_a_package": "torchao", "quantised_for_gpus": "bitsandbytes"}
 
 
-@case("model needs the package torchao: pip install torchao")
+@case("torchao")
 def quantised_by_a_package(folder: Path) -> None:
     how = {"quant_method": "torchao", "quant_type": "int4_weight_only"}
     tiny.change_config(folder, lambda config: config.update(quantization_config=how))
 
 
-@case("bitsandbytes: `pip install -U bitsandbytes")
+@case("bitsandbytes")
 def quantised_for_gpus(folder: Path) -> None:
     how = {"quant_method": "bitsandbytes", "load_in_4bit": True}
     tiny.change_config(folder, lambda config: config.update(quantization_config=how))

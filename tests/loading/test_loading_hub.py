@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 import tiny_models as tiny
-from huggingface_hub import constants
+from huggingface_hub import constants, file_download
 
 from attnprobe.errors import CheckpointError
 from attnprobe.loading.hub import fetch
@@ -225,7 +225,8 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     served = Hub()
     monkeypatch.setattr(constants, "ENDPOINT", served.url)
     template = served.url + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    for place in (constants, file_download):  # some versions hold a copy
+        monkeypatch.setattr(place, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     yield served
     served.server.shutdown()
