@@ -32,16 +32,16 @@ def attend(
     is_plain = softcap is None and sinks is None
     if is_plain and (causal := _whole(mask)) is not None:
         return _fused(query, key, value, scale=scale, causal=causal)
-    parts = []
+    # written into one tensor, for pieces kept between the blocks would leave the memory in pieces
+    output = query.new_zeros(*query.shape[:3], value.shape[-1])
     every = slice(None)
     for rows in _row_blocks(query, mask, per_head=not is_plain):
         if not is_plain:
             part, _ = by_definition(query, key, value, mask, rows, scale, softcap, sinks)
-            parts.append(part.to(query.dtype))
+            output[:, :, rows] = part
             continue
         keys = mask.span(rows)
         if keys.start >= keys.stop:
-            parts.append(query.new_zeros(*query.shape[:2], rows.stop - rows.start, value.shape[-1]))
             continue
         seen = mask.visible(rows, keys, every, every)
         added = seen
@@ -53,8 +53,8 @@ def attend(
         )
         if seen is not None:
             part = part.masked_fill(~seen.any(-1)[..., None], 0)
-        parts.append(part)
-    return torch.cat(parts, 2)
+        output[:, :, rows] = part
+    return output
 
 
 def by_definition(
@@ -113,7 +113,10 @@ def _whole(mask: Mask) -> bool | None:
 def _row_blocks(query: Tensor, mask: Mask, *, per_head: bool) -> Iterator[slice]:
     n_batch, n_heads, n_queries, _ = query.shape
     wide = n_heads if per_head else mask.heads
-    step = max(1, BLOCK_ELEMENTS // max(1, n_batch * wide * mask.n_keys))
+    n_keys = mask.n_keys if mask.window is None else min(mask.n_keys, 2 * mask.window)
+    step = max(1, BLOCK_ELEMENTS // max(1, n_batch * wide * n_keys))
+    if mask.window is not None:
+        step = min(step, mask.window)  # a block sees the window of its first query up to its last
     for start in range(0, n_queries, step):
         yield slice(start, min(start + step, n_queries))
 
