@@ -19,7 +19,7 @@ from torch import Tensor
 from attnprobe.capture.call import AttentionCall
 from attnprobe.engine.coverage import Coverage, cover
 from attnprobe.engine.plan import Block, Task, length, tasks
-from attnprobe.engine.products import logits
+from attnprobe.engine.products import exact, logits
 from attnprobe.engine.stats import NEVER, AttentionStats, close_row
 
 WORTH_THREADS = 1 << 20  # pairs of a call, below which threads cost more than they save
@@ -32,10 +32,11 @@ def measure(call: AttentionCall) -> AttentionStats:
     threads = min(torch.get_num_threads(), len(planned))
     if call.query.device.type != "cpu" or int(sums.coverage.seen.sum()) < WORTH_THREADS:
         threads = 1
-    if threads > 1:
-        _in_threads(planned, sums, threads)
-    else:
-        _work(planned, sums)
+    with exact():
+        if threads > 1:
+            _in_threads(planned, sums, threads)
+        else:
+            _work(planned, sums)
     return sums.stats()
 
 

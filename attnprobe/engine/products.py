@@ -7,13 +7,39 @@ through a private operator, here only, and only if it is there and gives the rig
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 WIDTH = 1024  # keys at once: every new shape costs the library milliseconds and megabytes
 ROWS = 128  # with fewer queries it gains nothing
+
+
+@contextmanager
+def exact() -> Iterator[None]:
+    """float32 products in float32, where torch was told that less will do (TF32, bfloat16)."""
+    libraries = (torch.backends.cuda, torch.backends.mkldnn)
+    backends: list[Any] = [getattr(library, "matmul", None) for library in libraries]
+    if not all(hasattr(backend, "fp32_precision") for backend in backends):  # torch before 2.9
+        precision = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("highest")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(precision)
+        return
+    before = [backend.fp32_precision for backend in backends]
+    try:
+        for backend in backends:
+            backend.fp32_precision = "ieee"
+        yield
+    finally:
+        for backend, own in zip(backends, before, strict=True):
+            backend.fp32_precision = own
 
 
 def logits(query: Tensor, key: Tensor, out: Tensor) -> Tensor:
@@ -28,14 +54,6 @@ def logits(query: Tensor, key: Tensor, out: Tensor) -> Tensor:
     if whole < len(columns):
         torch.mm(rows, columns[whole:].mT, out=found[:, whole:])
     return out
-
-
-def gram(rows: Tensor) -> Tensor:
-    """(n, n) rowsᵀ·rows of (N, n) rows."""
-    if _suits(rows):
-        columns = rows.mT.contiguous()
-        return _product(columns, columns)
-    return rows.mT @ rows
 
 
 def _suits(rows: Tensor) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attnprobe.capture import AttentionCall, Documents, Mask, Site
-from attnprobe.engine import measure, products
+from attnprobe.engine import blocks, measure, plan, products
 
 
 @pytest.fixture(params=["as it is", "gone", "wrong"])
@@ -46,11 +46,46 @@ def test_logits(
     assert found is out
 
 
-def test_gram(operator: str) -> None:
-    rows = torch.randn(90, 24)
-    torch.testing.assert_close(
-        products.gram(rows).double(), rows.double().mT @ rows.double(), rtol=0, atol=1e-4
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_products_are_in_full_precision_and_the_setting_is_put_back(precision: str) -> None:
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision(precision)
+        for _ in range(2):
+            with products.exact():
+                assert not torch.backends.cuda.matmul.allow_tf32
+            assert torch.get_float32_matmul_precision() == precision
+            assert torch.backends.cuda.matmul.allow_tf32 is (precision != "highest")
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_threads_do_not_matter(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "WORTH_THREADS", 0)
+    monkeypatch.setitem(plan.BLOCK_ELEMENTS, "cpu", 1 << 12)
+    documents = Documents.whole(3, 90)
+    query = torch.randn(3, 4, 90, 8, generator=torch.Generator().manual_seed(0))
+    call = AttentionCall(
+        Site("attention", "decoder", "self", 0),
+        *(query, query[:, :2], query[:, :2], query),
+        scale=0.5,
+        mask=Mask(90, 90, causal=True),
+        queries=documents,
+        keys=documents,
     )
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        with torch.inference_mode():
+            found = measure(call)
+        assert torch.get_num_threads() == threads
+        torch.set_num_threads(1)
+        alone = measure(call)
+    finally:
+        torch.set_num_threads(before)
+    for name in ("first", "entropy", "entropy_nosink", "mass", "max_logit", "seen"):
+        torch.testing.assert_close(getattr(found, name), getattr(alone, name), rtol=0, atol=0)
 
 
 def test_the_engine_needs_no_private_operator(operator: str) -> None:
