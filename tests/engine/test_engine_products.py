@@ -53,7 +53,8 @@ def test_products_are_in_full_precision_and_the_setting_is_put_back(precision: s
         torch.set_float32_matmul_precision(precision)
         for _ in range(2):
             with products.exact():
-                assert not torch.backends.cuda.matmul.allow_tf32
+                inside = getattr(torch.backends.cuda.matmul, "fp32_precision", "ieee")
+                assert inside == "ieee"
             assert torch.get_float32_matmul_precision() == precision
             assert torch.backends.cuda.matmul.allow_tf32 is (precision != "highest")
     finally:
