@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from attnprobe.adapters import gated_qwen3
 from attnprobe.errors import AttnprobeError, CheckpointError, is_out_of_memory
 from attnprobe.loading import memory
 from attnprobe.loading.folder import Folder
@@ -76,8 +77,9 @@ def load(
         config = _config(library, folder, how)
         if how.device_map is None:
             memory.check_weights(str(folder.path), folder.weights, dtype, device)
-        if not how.trust_remote_code and (adapted := _official(folder, device, dtype)) is not None:
-            return Loaded(adapted, adapted.config, _about(adapted))
+        if not how.trust_remote_code and gated_qwen3.is_official(folder.config):
+            model = _official(folder, how, device, dtype)
+            return Loaded(model, model.config, {**_about(model), "missing": []})
         model, info, kind = _loaded(library, folder, how, config, device, dtype)
         model, missing = _accounted(folder, model, info, kind)
     notes = []
@@ -179,13 +181,14 @@ def _class(library: ModuleType, folder: Folder, how: LoadOptions, config: Any) -
     )
 
 
-def _official(folder: Folder, device: torch.device, dtype: torch.dtype | None) -> Any:
-    """The released gated checkpoints, whose code today's transformers does not run; else None."""
-    from attnprobe.adapters import gated_qwen3
-
-    if not gated_qwen3.is_official(folder.config):
-        return None
-    return gated_qwen3.load(folder.path, dtype=dtype, device=device)
+def _official(
+    folder: Folder, how: LoadOptions, device: torch.device, dtype: torch.dtype | None
+) -> Any:
+    """A released gated checkpoint, whose code today's transformers does not run."""
+    if how.device_map is None:
+        return gated_qwen3.load(folder.path, dtype=dtype, device=device)
+    _need_accelerate()
+    return gated_qwen3.load(folder.path, dtype=dtype, device_map=how.device_map)
 
 
 # weights
@@ -245,15 +248,18 @@ def _wrapper(unexpected: Collection[str], missing: Collection[str]) -> str | Non
 
 def _placing(how: LoadOptions, device: torch.device, config: Any) -> dict[str, Any]:
     """Where weights go while they are read; nothing for a model that is moved afterwards."""
-    has_accelerate = find_spec("accelerate") is not None
     if how.device_map is not None:
-        if not has_accelerate:
-            raise CheckpointError("--device-map: pip install 'attnprobe[accelerate]'")
+        _need_accelerate()
         return {"device_map": how.device_map}
     is_quantised = getattr(config, "quantization_config", None) is not None
-    if has_accelerate and (is_quantised or device.type != "cpu"):
+    if find_spec("accelerate") is not None and (is_quantised or device.type != "cpu"):
         return {"device_map": {"": device}}
     return {}
+
+
+def _need_accelerate() -> None:
+    if find_spec("accelerate") is None:
+        raise CheckpointError("--device-map: pip install 'attnprobe[accelerate]'")
 
 
 def _accounted(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -292,6 +294,32 @@ def test_an_adapter_over_nothing(lora: Path, llama: Path) -> None:
     shutil.rmtree(llama)
     with pytest.raises(CheckpointError, match=r"PEFT adapter over .*does not exist here"):
         loaded(lora)
+
+
+def test_an_adapter_of_the_prompt_changes_no_weight(llama: Path, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    model = peft.get_peft_model(tiny.small("llama"), config)
+    model.peft_config["default"].base_model_name_or_path = str(llama)
+    model.save_pretrained(tmp_path / "prompt")
+    with pytest.raises(CheckpointError, match="changes the prompt and no weight: measure its base"):
+        loaded(tmp_path / "prompt")
+
+
+@pytest.mark.parametrize(
+    ("absent", "place", "says"),
+    [
+        ("peft", "lora", "is a PEFT adapter: pip install 'attnprobe[peft]'"),
+        ("transformers", "llama", "is a model of transformers: pip install 'attnprobe[transf"),
+        ("huggingface_hub", "org/m", "is read with transformers: pip install 'attnprobe[transf"),
+    ],
+)
+def test_a_package_that_is_not_installed(
+    lora: Path, monkeypatch: pytest.MonkeyPatch, absent: str, place: str, says: str
+) -> None:
+    monkeypatch.setitem(sys.modules, absent, None)
+    with pytest.raises(CheckpointError, match=re.escape(says)):
+        loaded(place if "/" in place else lora.parent / place)
 
 
 def test_an_adapter_that_lacks_weights(lora: Path) -> None:
