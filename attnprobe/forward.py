@@ -112,7 +112,7 @@ class ForwardInputs:
         known = inspect.signature(model.forward).parameters
         takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())
         extra = dict(self.kwargs)
-        for name in () if logits else LAST_LOGITS:
+        for name in () if logits or _drops_queries(model) else LAST_LOGITS:
             if name in known:
                 extra.setdefault(name, 1)
         if "use_cache" in known:
@@ -193,6 +193,15 @@ def _uncompiled() -> Iterator[None]:
         if has_switch:
             undo.enter_context(swapped(flex, plainly, True))
         yield
+
+
+def _drops_queries(model: nn.Module) -> bool:
+    """Whether a model that is asked for the last logit alone leaves the other queries out.
+
+    Layers that share the keys and values of earlier ones can: no later layer needs the others.
+    """
+    configs = (getattr(module, "config", None) for module in model.modules())
+    return any(getattr(config, "num_kv_shared_layers", 0) for config in configs)
 
 
 def device_of(model: nn.Module) -> torch.device:
