@@ -112,9 +112,9 @@ class ForwardInputs:
         known = inspect.signature(model.forward).parameters
         takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())
         extra = dict(self.kwargs)
-        for name in () if logits or _drops_queries(model) else LAST_LOGITS:
-            if name in known:
-                extra.setdefault(name, 1)
+        for argument in () if logits or _drops_queries(model) else LAST_LOGITS:
+            if argument in known:
+                extra.setdefault(argument, 1)
         if "use_cache" in known:
             extra.setdefault("use_cache", False)  # a key–value cache would only cost memory
         if self.attention_mask is not None:
