@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -10,7 +11,7 @@ from torch.nn import functional as F
 
 from attnprobe.capture.masks import Mask
 
-BLOCK_ELEMENTS = 1 << 22  # of a mask, or of the logits where they are written out
+BLOCK_ELEMENTS = 1 << 20  # of a mask, or of the logits where they are written out
 
 
 def attend(
@@ -32,12 +33,16 @@ def attend(
     is_plain = softcap is None and sinks is None
     if is_plain and (causal := _whole(mask)) is not None:
         return _fused(query, key, value, scale=scale, causal=causal)
-    # written into one tensor, for pieces kept between the blocks would leave the memory in pieces
+    # pieces kept or taken anew for every block would leave the memory in pieces
     output = query.new_zeros(*query.shape[:3], value.shape[-1])
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    scratch = (query.new_empty(0, dtype=dtype), query.new_empty(0, dtype=dtype))
     every = slice(None)
     for rows in _row_blocks(query, mask, per_head=not is_plain):
         if not is_plain:
-            part, _ = by_definition(query, key, value, mask, rows, scale, softcap, sinks)
+            part, _ = by_definition(
+                query, key, value, mask, rows, scale, softcap, sinks, scratch=scratch
+            )
             output[:, :, rows] = part
             continue
         keys = mask.span(rows)
@@ -66,32 +71,47 @@ def by_definition(
     scale: float,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    scratch: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(B, H, r, d_v) the output of a few queries, and (B, H, r) which of them see a key.
 
-    Softmax of the logits written out, in float32 or better.
+    Softmax of the logits written out, in float32 or better; into `scratch`, which grows, if given.
     """
     dtype = torch.promote_types(query.dtype, torch.float32)
-    groups = key.shape[1]
-    everything = slice(0, mask.n_keys), slice(None), slice(None)
+    groups, keys = key.shape[1], mask.span(rows)  # all other keys are hidden
     few = query[:, :, rows].to(dtype)  # (B, H, r, d)
-    logits = (_grouped(few, groups) @ key.to(dtype).mT * scale).view(*few.shape[:3], -1)
+    n_keys = keys.stop - keys.start
+    shape = (*few.shape[:3], n_keys + (sinks is not None))
+    if scratch is None:
+        scratch = few.new_empty(0), few.new_empty(0)
+    logits, weights = (_room(room, shape) for room in scratch)
+    product = _room(scratch[1], (len(few), groups, shape[1] // groups * shape[2], n_keys))
+    torch.matmul(_grouped(few, groups), key[:, :, keys].to(dtype).mT, out=product)
+    seen_part = logits[..., :n_keys]  # (B, H, r, k)
+    torch.mul(product.view(*shape[:3], n_keys), scale, out=seen_part)
     if softcap is not None:
-        logits = softcap * (logits / softcap).tanh()
-    bias = mask.bias(rows, *everything)
+        seen_part.div_(softcap).tanh_().mul_(softcap)
+    bias = mask.bias(rows, keys, slice(None), slice(None))
     if bias is not None:
-        logits = logits + bias.to(dtype)
-    visible = mask.visible(rows, *everything)
+        seen_part.add_(bias.to(dtype))
+    visible = mask.visible(rows, keys, slice(None), slice(None))
     if visible is None:
-        visible = torch.ones_like(logits, dtype=torch.bool)
-    visible = visible.expand_as(logits)
-    logits = logits.masked_fill(~visible, -torch.inf)
+        visible = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=few.device)
+    visible = visible.expand_as(seen_part)
+    seen_part.masked_fill_(~visible, -torch.inf)
     if sinks is not None:
-        own = sinks.to(dtype).expand(*query.shape[:3])[:, :, rows, None]
-        logits = torch.cat([logits, own], -1)
-    weights = logits.softmax(-1).nan_to_num(0)[..., : mask.n_keys]
-    output = _grouped(weights, groups) @ value.to(dtype)
+        logits[..., -1] = sinks.to(dtype).expand(*query.shape[:3])[:, :, rows]
+    torch.softmax(logits, -1, out=weights).nan_to_num_(0)
+    own = value[:, :, keys].to(dtype)
+    output = _grouped(weights[..., :n_keys], groups) @ own
     return output.view(*few.shape[:3], -1), visible.any(-1)
+
+
+def _room(scratch: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A tensor of that shape in memory that is used again and again."""
+    if scratch.numel() < math.prod(shape):
+        scratch.resize_(math.prod(shape))
+    return scratch[: math.prod(shape)].view(shape)
 
 
 def _grouped(x: Tensor, groups: int) -> Tensor:
