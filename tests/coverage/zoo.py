@@ -124,6 +124,8 @@ def shrunk(config: Any) -> dict[str, Any]:
             fields[name] = SMALL[name]
         elif name in TOKENS and _is_int(value):
             fields[name] = min(value, TOKENS.index(name))
+        elif name == "attn_logit_softcapping" and value is not None:
+            fields[name] = 2.0  # which random logits reach
         elif name == "use_sliding_window":
             fields[name] = True
     if _is_int(own.get("kv_lora_rank")):  # latent attention: a key head for every query head
