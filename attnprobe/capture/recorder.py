@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import wraps
 from types import TracebackType
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -113,7 +114,8 @@ class Recorder:
         self._streams = streams
         self._pending: list[_Pending] = []
         self._calls: dict[str, int] = {}
-        self._called: dict[str, Frame] = {}  # the run of a module in which it last called
+        # the run of a module in which it last called; its tensors go when it ends
+        self._called: WeakValueDictionary[str, Frame] = WeakValueDictionary()
         self._early_gates: dict[str, list[Gate]] = {}
         self._blocks: dict[str, Site] = {}
         self._rules: dict[tuple[Any, ...], tuple[Tensor, Mask]] = {}

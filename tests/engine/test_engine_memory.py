@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -13,7 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from attnprobe import scan
+from attnprobe.capture import AttentionCall
 from attnprobe.models import Decoder, GateConfig, ModelConfig
+from attnprobe.scanning import Scan
 
 LENGTH = 2048
 
@@ -59,6 +62,7 @@ def test_the_watch_would_see_one() -> None:
 PROBE = """
 import json, sys, torch
 from attnprobe import scan
+from attnprobe.capture import AttentionCall
 from attnprobe.models import Decoder, ModelConfig
 torch.set_num_threads(1)
 model = Decoder(ModelConfig(vocab_size=11, d_model=32, n_layers=4, n_heads=1, d_ff=32,
@@ -88,3 +92,20 @@ def test_peak_memory_is_linear() -> None:
     short, long = growth(8192), growth(16384)
     assert long < 2.2 * short + (8 << 20), (short, long)  # the allocator rounds up
     assert long < 16384 * 16384  # a quarter of one float32 matrix
+
+
+@pytest.mark.parametrize("gate", [GateConfig(), GateConfig("G1")], ids=["plain", "gated"])
+def test_a_layer_lets_go_of_its_tensors(gate: GateConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is alive while a layer is measured does not grow from layer to layer."""
+    alive: list[int] = []
+    measured = Scan._on_call
+
+    def on_call(self: Scan, call: AttentionCall) -> None:
+        held = [x for x in gc.get_objects() if type(x) is torch.Tensor and 67 in x.shape]
+        alive.append(len({x.untyped_storage().data_ptr() for x in held if x.is_floating_point()}))
+        measured(self, call)
+
+    monkeypatch.setattr(Scan, "_on_call", on_call)
+    scan(model(gate, n_layers=6), torch.randint(0, 11, (1, 67)))
+    assert len(alive) == 6
+    assert max(alive[2:]) <= alive[1], alive
