@@ -14,6 +14,7 @@ sys.path.insert(0, str(PAGE.parent.parent / "tests" / "coverage"))
 
 from exceptions import REFUSED, UNBUILT, WINDOWLESS  # noqa: E402
 from table import TRANSFORMERS, Row, read  # noqa: E402
+from towers import TOWERS  # noqa: E402
 
 TASKS = {
     "causal": "Causal language models",
@@ -50,6 +51,12 @@ logits take attention. **padding**: the sides on which the model itself attends 
 as in the sample alone, so that its figures are the same too; on others its positions shift.
 **besides**: layers of other kinds, listed as not measured, or what is left out and why.
 """
+ANY_SIZE = """\
+## Vision towers for images of any size
+
+These towers attend image by image or window by window, in a call for each. The calls of a layer are
+measured as one over several documents, and each document is held against its own eager weights:
+"""
 
 
 def page() -> str:
@@ -61,7 +68,7 @@ def page() -> str:
         parts.append(f"## {title}\n\n{_types(own)}")
         if unbuilt := [(name, why) for (t, name), why in UNBUILT.items() if t == task]:
             parts.append(_unbuilt(unbuilt))
-    return "\n".join(parts)
+    return "\n".join([*parts, f"{ANY_SIZE}{', '.join(f'`{name}`' for name in TOWERS)}.\n"])
 
 
 def _counts(rows: Iterable[Row]) -> str:
