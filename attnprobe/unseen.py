@@ -28,7 +28,9 @@ OTHER_MIXERS = {
         r"(Mamba\w*|Bamba|FalconH1|SSM|S4|S6)(Mixer|Block|Layer)?2?(?<!DecoderLayer)$"
     ),
     "a convolution: no attention weights": re.compile(r"ShortConv(olution)?$|Hyena\w*$"),
-    "a recurrent layer: no attention weights": re.compile(r"RecurrentBlock$|[ms]LSTM\w*$"),
+    "a recurrent layer: no attention weights": re.compile(
+        r"RecurrentBlock$|[msx]LSTM(Layer|Block|Cell)?$"
+    ),
 }
 
 
@@ -49,6 +51,9 @@ def unseen(
     for path, module in modules.items():
         name = str(getattr(module, "original_name", type(module).__name__))  # of a scripted one
         other = next((r for r, pattern in OTHER_MIXERS.items() if pattern.search(name)), None)
+        if other is not None and path in reasons:  # its class tells more than a tap saw of it
+            reasons[path] = other
+            continue
         if other is None and not ATTENTION.search(name):
             continue
         if any(_related(path, other) for other in (*known, *told)):
