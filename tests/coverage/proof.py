@@ -222,11 +222,15 @@ def _misnumbered(seen: _Seen) -> dict[str, int]:
     blocks = _blocks(seen)
     if len({block.rpartition(".")[0] for block in blocks}) != 1:
         return {}
-    own = {path: re.findall(r"(?<=\.)\d+(?=\.|$)", path) for path in seen.scan.calls}
+    given = {path: call.site.layer for path, call in seen.scan.calls.items() if "#" not in path}
+    table = seen.scan.result.not_measured
+    apart = table[table["reason"].str.contains(NO_WEIGHTS)]
+    given |= dict(zip(apart["site"], apart["layer"], strict=True))
+    numbers = {path: re.findall(r"(?<=\.)\d+(?=\.|$)", path) for path in given}
     return {
-        path: call.site.layer
-        for path, call in seen.scan.calls.items()
-        if len(own[path]) == 1 and "#" not in path and call.site.layer != int(own[path][0])
+        path: layer
+        for path, layer in given.items()
+        if len(numbers[path]) == 1 and layer != int(numbers[path][0])
     }
 
 
