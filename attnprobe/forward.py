@@ -22,6 +22,7 @@ VALUES_A_TOKEN = 256  # pixels or features behind one position, as far as models
 LAST_LOGITS = ("logits_to_keep", "num_logits_to_keep")  # as transformers calls it, or did
 DECODER_TOKENS = ("decoder_tokens", "decoder_input_ids")
 DECODER_MASK = "decoder_attention_mask"
+PATCH_MASK = "pixel_attention_mask"
 
 
 class ForwardInputs:
@@ -82,12 +83,16 @@ class ForwardInputs:
     def decoder_tokens(self) -> Tensor | None:
         return next((self.kwargs[n] for n in DECODER_TOKENS if n in self.kwargs), None)
 
-    def streams(self) -> dict[str, tuple[Tensor, Documents]]:
+    def streams(self) -> dict[str, tuple[Tensor | None, Documents]]:
         """Tokens and documents by stack; "" is the sequence that the model reads first.
 
-        Pixels and sound are no stream: nothing of them is padded, and no position is a token.
+        Pixels and sound are no stream, for no position is a token, unless a mask says which of
+        their patches are padding.
         """
-        found: dict[str, tuple[Tensor, Documents]] = {}
+        found: dict[str, tuple[Tensor | None, Documents]] = {}
+        patches = self.kwargs.get(PATCH_MASK)
+        if not self.is_text and isinstance(patches, Tensor) and patches.dim() == 2:
+            found[""] = (None, Documents.from_mask(patches))
         if self.is_text:
             ones = torch.ones_like(self.tokens)
             mask = ones if self.attention_mask is None else self.attention_mask

@@ -144,7 +144,7 @@ class Scan:
         self.tokens: dict[str, list[list[int]]] = {}  # by stream and document
         self.no_perplexity: str | None = None
         self.batch: ForwardInputs | None = None
-        self.streams: dict[str, tuple[Tensor, Documents]] = {}
+        self.streams: dict[str, tuple[Tensor | None, Documents]] = {}
         self.about: dict[str, Any] = {"seconds": 0.0, "samples": 0}
         self.digests: list[str] = []
 
@@ -180,6 +180,8 @@ class Scan:
             output = batch.forward(self.model, logits=self._wants_logits)
         self._refuse_unread()
         for name, (tokens, own) in self.streams.items():
+            if tokens is None:
+                continue
             parts = [
                 tokens[row][own.index[row] == d] for d, (row, _) in enumerate(own.names.tolist())
             ]
@@ -239,10 +241,10 @@ class Scan:
 
     def _on_output(self, output: Any, batch: ForwardInputs) -> None:
         stream = self.streams.get("decoder") or self.streams.get("")
-        if stream is None:
+        tokens, documents = stream or (None, None)
+        if tokens is None or documents is None:
             self.no_perplexity = NO_LOGITS
             return
-        tokens, documents = stream
         logits = logits_of(output, self.model, tokens)
         predicting = [s for s in self.seen if s.kind == "self" and s.stack != "encoder"]
         predicting = predicting or [s for s in self.seen if s.kind == "self"]

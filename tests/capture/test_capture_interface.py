@@ -527,3 +527,24 @@ def test_two_calls_over_the_same_tokens_are_two_sites_of_one_layer() -> None:
         ("1", "encoder", 1),
         ("1#1", "encoder 2", 1),
     ]
+
+
+def test_padded_patches_are_no_queries() -> None:
+    torch.manual_seed(4)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    config = transformers.Siglip2VisionConfig(
+        **sizes, num_attention_heads=4, patch_size=4, num_patches=16
+    )
+    model = transformers.Siglip2VisionModel(config).eval()
+    patches, mask = torch.randn(2, 16, 48), torch.ones(2, 16, dtype=torch.long)
+    mask[1, 12:] = 0
+    shapes = torch.tensor([[4, 4], [3, 4]])
+    both, alone = (
+        scan(model, patches[n:], pixel_attention_mask=mask[n:], spatial_shapes=shapes[n:])
+        for n in (0, 1)
+    )
+    rows = both.samples[both.samples["sample"] == 1].reset_index(drop=True)
+    assert set(rows["queries"][rows["site"].str.startswith("encoder")]) == {12}
+    for column in ("f_attr", "entropy"):
+        ours, theirs = (torch.tensor(r[column].astype(float)) for r in (rows, alone.samples))
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0, equal_nan=True)
