@@ -12,11 +12,16 @@ from __future__ import annotations
 import math
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from attnprobe.capture.call import AttentionCall
+from attnprobe.capture.call import AttentionCall, Site
+from attnprobe.capture.documents import Documents
+from attnprobe.capture.masks import Mask
 from attnprobe.engine.coverage import Coverage, cover
 from attnprobe.engine.plan import Block, Task, length, tasks
 from attnprobe.engine.products import exact, logits
@@ -27,7 +32,63 @@ WORTH_THREADS = 1 << 20  # pairs of a call, below which threads cost more than t
 
 def measure(call: AttentionCall) -> AttentionStats:
     """Reduces one call; half precision is upcast to float32, float64 stays."""
-    sums = _Sums(call, cover(call))
+    sums = Sums(call, cover(call))
+    kernels = kernels_for(call.query.device, call.query.dtype, call.query.shape[-1])
+    if kernels is not None and kernels.supports(sums):
+        kernels.fill(sums)
+        return sums.stats("triton")
+    reduce(sums)
+    return sums.stats("matrix" if call.is_matrix else "blocks")
+
+
+@cache
+def kernels_for(device: torch.device, dtype: torch.dtype, width: int) -> ModuleType | None:
+    """The kernels of our own for a CUDA device, if they are there and agree with the blocks.
+
+    Args:
+        device, dtype, width: of queries and keys, for which a kernel is compiled of its own.
+    """
+    if device.type != "cuda":
+        return None
+    try:
+        from attnprobe.engine import triton_kernels
+    except ImportError:
+        return None
+    return triton_kernels if agree(triton_kernels, device, dtype, width) else None
+
+
+def agree(kernels: Any, device: torch.device, dtype: torch.dtype, width: int) -> bool:
+    """Whether kernels take a small call of grouped heads, and fill in what the blocks do."""
+    tokens = 150
+    rows = torch.arange(3.0 * tokens * width, device=device).sin().view(1, 3, tokens, width)
+    rows = rows.to(dtype)
+    documents = Documents.whole(1, tokens, device)
+    call = AttentionCall(
+        Site("", "decoder", "self", 0),
+        *(rows[:, :2], rows[:, 2:], rows[:, 2:], rows[:, :2]),
+        scale=0.5,
+        mask=Mask(tokens, tokens, causal=True, device=device),
+        queries=documents,
+        keys=documents,
+    )
+    ours, theirs = (Sums(call, cover(call)) for _ in range(2))
+    if not kernels.supports(theirs):
+        return False
+    reduce(ours)
+    try:
+        kernels.fill(theirs)
+    except Exception:  # whatever keeps a compiler from it
+        return False
+    want, found = ours.stats(""), theirs.stats("")
+    return all(
+        torch.allclose(getattr(want, name), getattr(found, name), rtol=1e-4, atol=1e-4)
+        for name in ("first4", "lse", "entropy_nosink", "mass", "max_logit")
+    )
+
+
+def reduce(sums: Sums) -> None:
+    """Fills in the sums, a block of logits at a time."""
+    call = sums.call
     planned = deque(tasks(call, sums.coverage, sums.dtype))
     threads = min(torch.get_num_threads(), len(planned))
     if call.query.device.type != "cpu" or int(sums.coverage.seen.sum()) < WORTH_THREADS:
@@ -37,10 +98,9 @@ def measure(call: AttentionCall) -> AttentionStats:
             _in_threads(planned, sums, threads)
         else:
             _work(planned, sums)
-    return sums.stats()
 
 
-def _work(planned: deque[Task], sums: _Sums) -> None:
+def _work(planned: deque[Task], sums: Sums) -> None:
     """Takes tasks until none is left."""
     scratch = sums.leading.new_empty(2, 0)  # fresh memory for every block would cost a third more
     while True:
@@ -51,7 +111,7 @@ def _work(planned: deque[Task], sums: _Sums) -> None:
         scratch = sums.add(task, scratch)
 
 
-def _in_threads(planned: deque[Task], sums: _Sums, threads: int) -> None:
+def _in_threads(planned: deque[Task], sums: Sums, threads: int) -> None:
     """One core a thread: a block stays in the cache of the core that made it."""
     is_inference = torch.is_inference_mode_enabled()
     before = torch.get_num_threads()
@@ -68,7 +128,7 @@ def _in_threads(planned: deque[Task], sums: _Sums, threads: int) -> None:
         torch.set_num_threads(before)
 
 
-class _Sums:
+class Sums:
     """The outputs while they fill up; `other` is the row without the document's first key."""
 
     def __init__(self, call: AttentionCall, coverage: Coverage) -> None:
@@ -167,7 +227,7 @@ class _Sums:
         values.scatter_(-1, index[..., :1], left)
         return found
 
-    def stats(self) -> AttentionStats:
+    def stats(self, engine: str) -> AttentionStats:
         """Puts the first keys back."""
         coverage = self.coverage
         valid = coverage.visible > 0  # (B, h, Tq)
@@ -199,7 +259,7 @@ class _Sums:
             mass=self.mass + self._first_mass(first),
             seen=coverage.seen,
             max_logit=top.masked_fill(~valid, -torch.inf).amax(-1),
-            engine="matrix" if self.call.is_matrix else "blocks",
+            engine=engine,
         )
 
     def _first_mass(self, first: Tensor) -> Tensor:

@@ -46,7 +46,8 @@ def problem(call: AttentionCall) -> str | None:
         counted = (seen & tokens[..., rows])[..., None]
         error = (again - given).abs().masked_fill(~counted, 0).amax()
         largest = float(given.masked_fill(~counted, 0).abs().amax())
-        allowed = TOLERANCE.get(call.query.dtype, HALF) * max(1.0, largest)
+        exact = (TOLERANCE.get(x.dtype, HALF) for x in (call.query, call.output))
+        allowed = max(exact) * max(1.0, largest)  # autocast gives half of what is whole
         if not float(error) <= allowed:
             return (
                 f"the captured call does not give the module's output (off by {float(error):.1e})"
