@@ -78,16 +78,20 @@ def batches(tokens: Tensor) -> list[Tensor]:
     return list(tokens.split(max(1, 4096 // tokens.shape[1])))
 
 
-def plain(shape: str, tokens: Tensor) -> Work:
-    """The model's forward pass and nothing else, logits of every token included."""
-    model = own_model(shape, tokens.shape[1])
+def plain(**options: int) -> Callable[[str, Tensor], Work]:
+    """The model's forward pass and nothing else."""
 
-    def work() -> None:
-        with torch.no_grad():
-            for batch in batches(tokens):
-                model(batch)
+    def prepare(shape: str, tokens: Tensor) -> Work:
+        model = own_model(shape, tokens.shape[1])
 
-    return work
+        def work() -> None:
+            with torch.no_grad():
+                for batch in batches(tokens):
+                    model(batch, **options)
+
+        return work
+
+    return prepare
 
 
 def probe(*metrics: str, **options: Any) -> Callable[[str, Tensor], Work]:
@@ -166,7 +170,8 @@ def nnsight(shape: str, tokens: Tensor) -> Work:
 
 
 WORKS: dict[str, Callable[[str, Tensor], Work]] = {
-    "plain": plain,
+    "plain": plain(),
+    "plain, last logits": plain(logits_to_keep=1),
     "sink": probe("sink"),
     "sink+entropy": probe("sink", "entropy"),
     "rank": probe("rank"),
