@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import traceback
@@ -50,13 +51,13 @@ def show_traceback(error: BaseException) -> None:
 def reporting(*, verbose: bool) -> Iterator[None]:
     """Turns every error within into one line and an exit code.
 
-    Warnings of libraries, which speak to programmers, become lines under --verbose only.
+    Warnings and log lines of libraries, which speak to programmers, are there under --verbose only.
     """
 
     def warn(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
         say("warning", str(message))
 
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _logs(verbose=verbose):
         warnings.simplefilter("default" if verbose else "ignore")
         warnings.showwarning = warn
         try:
@@ -74,6 +75,18 @@ def reporting(*, verbose: bool) -> Iterator[None]:
                 show_traceback(error)
             say("error", fault(error))
             raise typer.Exit(getattr(error, "exit_code", FAILED)) from None
+
+
+@contextmanager
+def _logs(*, verbose: bool) -> Iterator[None]:
+    """Whether libraries may log warnings, such as a kernel that is not installed."""
+    before = logging.root.manager.disable
+    if not verbose:
+        logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def silence_stdout() -> None:

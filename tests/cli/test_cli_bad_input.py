@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import os
 import pickle
 import shutil
@@ -14,6 +16,7 @@ import pytest
 import torch
 from tiny import Folder, Ran, make
 
+from attnprobe import probing
 from attnprobe.models import load_checkpoint
 from attnprobe.tasks import Bytes
 
@@ -350,6 +353,25 @@ def test_verbose_shows_the_traceback(checkpoints: Folder, run: Callable[..., Ran
     assert ran.code == 2
     assert "Traceback" in ran.err
     assert ran.error_lines[-1].startswith("attnprobe: error: ")
+
+
+def test_what_libraries_log_is_there_under_verbose_only(
+    checkpoints: Folder, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = probing.scan
+    log, heard = logging.getLogger("some.library"), io.StringIO()
+    monkeypatch.setattr(log, "handlers", [logging.StreamHandler(heard)])
+
+    def talkative(*arguments: object, **options: object) -> object:
+        log.warning("falling back to a slow kernel")
+        return measured(*arguments, **options)
+
+    monkeypatch.setattr("attnprobe.probing.scan", talkative)
+    arguments = ("sink", checkpoints / "gated.pt", "--samples", 1)
+    assert (run(*arguments).code, heard.getvalue()) == (0, "")
+    assert run(*arguments, "--verbose").code == 0
+    assert heard.getvalue() == "falling back to a slow kernel\n"
+    assert log.isEnabledFor(logging.WARNING), "logging is as it was"
 
 
 def test_an_unforeseen_error_is_one_line_too(
