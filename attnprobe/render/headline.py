@@ -25,6 +25,10 @@ class Head:
     value: float
 
     @property
+    def place(self) -> tuple[str, str, int, int]:
+        return (self.part.stack, self.part.kind, self.layer, self.number)
+
+    @property
     def name(self) -> str:
         return where(self.part, self.layer, self.number)
 
@@ -149,17 +153,25 @@ def _sink(result: Result, own: Sequence[Part]) -> str | None:
     heads = heads_of(own, "alpha_first")
     if not heads:
         return text
-    top = max(heads, key=lambda h: h.value)
-    most = f"{top.name}, {significant(top.value, 2)}"
-    if _mean(result, own, "sink_rate") is None and not heads_of(own, "sink_rate"):
-        return f"{text}; too short to tell which heads sink (highest: {most})"
+    judged = {head.place for head in heads_of(own, "sink_rate")}
+    if not judged and _mean(result, own, "sink_rate") is None:
+        return f"{text}; too short to tell which heads sink (highest: {_highest(heads)})"
+    short = sum(head.place not in judged for head in heads) if judged else 0
+    heads = [head for head in heads if not judged or head.place in judged]
     count = sum(head.value > epsilon(result) for head in heads)
-    if not count:
-        return f"{text}: no head sinks on the first token on average (highest: {most})"
     verb = "sinks" if count == 1 else "sink"
-    return (
-        f"{text}: {count} of {plural(len(heads), 'head')} {verb} on the first token (worst: {most})"
+    told = (
+        f"{count} of {plural(len(heads), 'head')} {verb} on the first token (worst"
+        if count
+        else "no head sinks on the first token on average (highest"
     )
+    text = f"{text}: {told}: {_highest(heads)})"
+    return f"{text}; too short to tell for {plural(short, 'head')} more" if short else text
+
+
+def _highest(heads: Sequence[Head]) -> str:
+    top = max(heads, key=lambda head: head.value)
+    return f"{top.name}, {significant(top.value, 2)}"
 
 
 def _entropy(result: Result, own: Sequence[Part]) -> str | None:

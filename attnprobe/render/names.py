@@ -26,6 +26,13 @@ def token_text(text: object, token_id: object = None) -> str:
     return "".join("␣" if c == " " else r"\\" if c == "\\" else _visible(c) for c in text)
 
 
+def token_alone(text: object, token_id: object = None) -> str:
+    """`token_text` where no other token stands beside it: a space between words is a space."""
+    if isinstance(text, str) and all(word.isalnum() for word in text.split(" ")):
+        return printable(text)
+    return token_text(text, token_id)
+
+
 def printable(text: object) -> str:
     """A name on one line, with what cannot be seen escaped."""
     return "".join(c if c == " " else _visible(c) for c in str(text))

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from attnprobe.render import headline
 from attnprobe.render.grid import Column, Group, tables
-from attnprobe.render.names import plural, ranges, token_text
+from attnprobe.render.names import plural, ranges, token_alone, token_text
 from attnprobe.render.numbers import significant
 from attnprobe.render.page import BLANK, Page, Paragraph
 from attnprobe.render.parts import Row, part_keys, records
@@ -173,11 +173,11 @@ def _tokens(rows: Sequence[Row]) -> str:
     """The token, or how many there are and the commonest."""
     counts: dict[str, int] = {}
     for row in rows:
-        text = token_text(row["token"], None if row["token_id"] is None else row["token_id"])
+        text = token_text(row["token"], row["token_id"])
         counts[text] = counts.get(text, 0) + int(row.get("documents") or 1)
     texts = sorted(counts, key=lambda t: -counts[t])
     if len(texts) == 1:
-        return clipped_end(texts[0])
+        return clipped_end(token_alone(rows[0]["token"], rows[0]["token_id"]))
     return clipped_end(f"{len(texts)}: {' '.join(texts)}")
 
 

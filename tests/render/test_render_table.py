@@ -131,6 +131,26 @@ def test_short_documents_make_no_claim_about_heads(handmade: Make, printed: Prin
     assert "heads sink on" not in text
 
 
+def test_heads_on_short_documents_are_not_counted(handmade: Make, printed: Print) -> None:
+    result = handmade()
+    for table in (result.heads, result.layers):  # as a short text beside a picture
+        short = table["layer"] == 0
+        table.loc[short, "sink_rate"] = float("nan")
+        table.loc[short, "alpha_first"] = 0.9
+    text = " ".join(printed([result], "sink").split())
+    assert "5 of 12 heads sink on the first token (worst: layer 1 head " in text
+    assert "; too short to tell for 4 heads more" in text
+
+
+def test_a_name_of_two_words_is_written_as_words(handmade: Make, printed: Print) -> None:
+    result = handmade(token="class token")
+    result.layers["stack"] = "vision"
+    result.layers["first_token"] = "class token"
+    text = " ".join(printed([result], "sink").split())
+    assert "on the first token (class token)" in text
+    assert "│ 0 class token " in text
+
+
 def test_a_sink_shows_its_token_escaped(handmade: Make, printed: Print) -> None:
     text = printed([handmade(token="\x1b[2J\n[bold] ‮")], "sink")
     assert r"\x1b[2J\n[bold]␣" in text

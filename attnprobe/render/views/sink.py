@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from attnprobe.render import headline
 from attnprobe.render.blocks import strip
 from attnprobe.render.grid import Column
-from attnprobe.render.names import token_text
+from attnprobe.render.names import token_alone
 from attnprobe.render.numbers import significant, times
 from attnprobe.render.page import (
     Page,
@@ -63,7 +63,7 @@ def _first(page: Page) -> str:
         for row in records(result.layers):
             is_text = row["kind"] == "self" and row["stack"].startswith("decoder")
             if isinstance(row["first_token"], str) and not is_text:
-                firsts.setdefault(token_text(row["first_token"]), []).append(
+                firsts.setdefault(token_alone(row["first_token"]), []).append(
                     f"{row['stack']} {row['kind']}"
                 )
     if len(firsts) == 1:
