@@ -83,6 +83,20 @@ class ForwardInputs:
     def decoder_tokens(self) -> Tensor | None:
         return next((self.kwargs[n] for n in DECODER_TOKENS if n in self.kwargs), None)
 
+    @property
+    def packed_ids(self) -> Tensor | None:
+        """(B, T) which tokens are of one document, as was said or as their positions tell.
+
+        Models of transformers that are given positions which start anew attend within each run.
+        """
+        positions = self.kwargs.get("position_ids")
+        if self.document_ids is not None or not isinstance(positions, Tensor):
+            return self.document_ids
+        if positions.shape not in (self.tokens.shape, (1, self.tokens.shape[1])):
+            return None
+        starts = positions == positions.amin(-1, keepdim=True)
+        return starts.cumsum(-1).expand(self.tokens.shape)
+
     def streams(self) -> dict[str, tuple[Tensor | None, Documents]]:
         """Tokens and documents by stack; "" is the sequence that the model reads first.
 
@@ -96,7 +110,7 @@ class ForwardInputs:
         if self.is_text:
             ones = torch.ones_like(self.tokens)
             mask = ones if self.attention_mask is None else self.attention_mask
-            found[""] = (self.tokens, Documents.from_mask(mask, self.document_ids))
+            found[""] = (self.tokens, Documents.from_mask(mask, self.packed_ids))
         decoder = self.decoder_tokens
         if decoder is None:
             return found

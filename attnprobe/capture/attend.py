@@ -34,7 +34,7 @@ def attend(
     if is_plain and (causal := _whole(mask)) is not None:
         return _fused(query, key, value, scale=scale, causal=causal)
     # pieces kept or taken anew for every block would leave the memory in pieces
-    output = query.new_zeros(*query.shape[:3], value.shape[-1])
+    output = query.new_zeros(*query.shape[:3], value.shape[-1], dtype=_given(query, is_plain))
     dtype = torch.promote_types(query.dtype, torch.float32)
     scratch = (query.new_empty(0, dtype=dtype), query.new_empty(0, dtype=dtype))
     every = slice(None)
@@ -128,6 +128,14 @@ def _whole(mask: Mask) -> bool | None:
         return False
     is_square = mask.n_queries == mask.n_keys and mask.offset == 0
     return True if is_square else None
+
+
+def _given(query: Tensor, is_plain: bool) -> torch.dtype:
+    """The type that torch's own function gives, which autocast may change."""
+    kind = query.device.type
+    if is_plain and query.dtype != torch.float64 and torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return query.dtype
 
 
 def _row_blocks(query: Tensor, mask: Mask, *, per_head: bool) -> Iterator[slice]:

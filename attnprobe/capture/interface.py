@@ -27,7 +27,9 @@ from attnprobe.capture.masks import Mask
 from attnprobe.capture.raw import RawCall
 from attnprobe.capture.swap import swapped
 
-ROWS = 4  # queries held against the library's own function in the beginning, middle and end
+ROWS = 4  # queries held against the library's own function in the beginning, middle and end,
+WEIGHTS = 1 << 18  # and more where they have no more weights than this
+FILLED = 1 << 22  # weights at a time of queries that see no key
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
 HALF = 5e-2
 NOT_TOKENS = re.compile(r"Channel|AttentionResidual")
@@ -153,7 +155,11 @@ class InterfaceTap:
         if not self._checked[id(module)]:
             return own()
         self.on_call(replace(call, output=output))
-        return output.transpose(1, 2).contiguous(), None
+        weights = None
+        if kwargs.get("output_attentions"):  # whoever asks for them may go on with them
+            with torch._C.DisableTorchFunction():
+                weights = own()[1]
+        return output.transpose(1, 2).contiguous(), weights
 
 
 class _Attention:
@@ -226,12 +232,16 @@ def _mask(
     if isinstance(given, Mask):
         return given if bias is None else replace(given, dense=bias)
     if given is None:
-        return replace(plain, causal=_is_causal(original, module, n_queries, kwargs))
+        causal = _is_causal(original, module, n_queries, kwargs)
+        # what a function of someone else's hides of its own accord cannot be known
+        return replace(plain, causal=causal) if _is_of_library(original) or not causal else None
     if not isinstance(given, Tensor):  # of flex attention
         rule = of_block_mask(given, n_queries, n_keys, query.device)
         return replace(rule, dense=bias)
     if given.dim() == 2 and given.shape == (query.shape[0], n_keys):  # of flash attention
         causal = _is_causal(original, module, n_queries, kwargs)
+        if causal and not _is_of_library(original):
+            return None
         window = kwargs.get("sliding_window") if causal else None
         offset = n_keys - n_queries  # flash attention aligns the lower right corners
         padding = None if bool(given.all()) else given.bool()
@@ -256,15 +266,20 @@ def _is_causal(
     return bool(is_causal) and n_queries > 1
 
 
+def _is_of_library(function: Callable[..., Any]) -> bool:
+    return getattr(function, "__module__", "").startswith("transformers.")
+
+
 def _name(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
 def _agrees(output: Tensor, mask: Mask, ask: Callable[[slice, Mask], Tensor]) -> bool:
     """Whether the replaced function gives the same for a few queries."""
-    length = output.shape[2]
-    for start in {0, max(0, length // 2 - ROWS // 2), max(0, length - ROWS)}:
-        rows = slice(start, min(start + ROWS, length))
+    n_batch, n_heads, length, _ = output.shape
+    n_rows = max(ROWS, WEIGHTS // (n_batch * n_heads * mask.n_keys))
+    for start in {0, max(0, length // 2 - n_rows // 2), max(0, length - n_rows)}:
+        rows = slice(start, min(start + n_rows, length))
         ours, theirs = output[:, :, rows].float(), ask(rows, mask).float()
         seen = mask.visible(rows, slice(0, mask.n_keys), slice(None), slice(None))
         if seen is not None:  # rows that see nothing are its own already
@@ -279,10 +294,12 @@ def _fill(output: Tensor, mask: Mask, ask: Callable[[slice, Mask], Tensor]) -> N
     """Gives rows that see no key what the replaced function puts there: some models read them."""
     if mask.empty is None:
         return
-    for rows in mask.row_blocks():
+    n_batch, n_heads, length, _ = output.shape
+    step = max(1, FILLED // (n_batch * n_heads * mask.n_keys))
+    for start in sorted({row - row % step for row in mask.empty.any(0).nonzero()[:, 0].tolist()}):
+        rows = slice(start, min(start + step, length))
         empty = mask.empty[:, None, rows, None]  # (B | 1, 1, r, 1)
-        if bool(empty.any()):
-            output[:, :, rows] = torch.where(empty, ask(rows, mask), output[:, :, rows])
+        output[:, :, rows] = torch.where(empty, ask(rows, mask), output[:, :, rows])
 
 
 def _ask(

@@ -43,6 +43,7 @@ UNREAD = (
 NO_SOFTMAX = "it weighs values by scores that no softmax was seen to make attention of"
 CHUNKED = "its queries come in parts, call by call: their places among the tokens cannot be told"
 MORE_KEYS = "it has more keys than tokens, and which of them stand for none cannot be told"
+NO_TEXT = ("vision", "audio")  # stacks that read no tokens
 CHANGED = "a tensor was changed in place after the attention call"
 
 
@@ -167,7 +168,14 @@ class Recorder:
         is_cross = bool(getattr(frame.module, "is_cross_attention", False))
         is_beside = self._called.get(frame.path) is frame
         self._called[frame.path] = frame
-        site = self.sites.name(path, raw.mask, is_cross, raw.learned_keys, is_beside)
+        site = self.sites.name(
+            path,
+            raw.mask,
+            is_cross,
+            raw.learned_keys,
+            is_beside,
+            has_source="decoder" in self._streams,
+        )
         numbered = [f for f in self._trace.running if f.path.rpartition(".")[2].isdigit()]
         around = [f for f in numbered if f is not frame] or numbered
         if around:
@@ -469,20 +477,31 @@ class Recorder:
         if raw.mask.causal and raw.mask.offset > 0 and n_keys != n_queries:
             return _cached(raw)
         queries = self._stream(site.stack.partition(" ")[0], batch, n_queries, raw.query)
+        if site.stack.startswith(NO_TEXT) and _sees_padding(raw.mask, queries, queries):
+            queries = Documents.whole(batch, n_queries, raw.query.device)  # as long by chance
+        if raw.mask.causal and n_keys > n_queries and not raw.learned_keys:
+            if not self._is_stream(queries):
+                return _cached(raw)
+            return queries, Documents(F.pad(queries.ids, (0, n_keys - n_queries), value=-1))
         if site.kind == "self" and n_keys == n_queries:
             return queries, queries
         if raw.learned_keys and site.kind == "self":  # of no document
             return queries, Documents(F.pad(queries.ids, (0, raw.learned_keys), value=-1))
-        return queries, self._stream("encoder", batch, n_keys, raw.query)
+        keys = self._stream("encoder", batch, n_keys, raw.query)
+        if "encoder" not in self._streams and _sees_padding(raw.mask, queries, keys):
+            keys = Documents.whole(batch, n_keys, raw.query.device)  # as long by chance
+        return queries, keys
 
     def _untold(self, site: Site, own: Documents) -> bool:
         """Whether a call of text is in no stream, though there are padding or packed documents."""
-        if site.stack.startswith(("vision", "audio")):
+        if site.stack.startswith(NO_TEXT):
             return False
         if "" not in self._streams and site.stack.startswith("encoder"):
             return False  # what it reads is no text: nothing of it is padded
-        is_known = any(_are_same(stream, own) for stream in self._streams.values())
-        return not is_known and not self._are_whole()
+        return not self._is_stream(own) and not self._are_whole()
+
+    def _is_stream(self, own: Documents) -> bool:
+        return any(_are_same(stream, own) for stream in self._streams.values())
 
     def _are_other_rows(self, raw: RawCall) -> bool:
         """Whether rows of one head are no samples of the text: heads of one sample, maybe."""
@@ -520,6 +539,20 @@ def _are_same(stream: Documents, own: Documents) -> bool:
     if stream.ids.shape == own.ids.shape:
         return True
     return stream.lengths.tolist() == own.lengths.tolist()
+
+
+def _sees_padding(mask: Mask, queries: Documents, keys: Documents) -> bool:
+    """Whether the padding of a stream is none to an attention: what it reads is no such stream."""
+    if bool(keys.valid.all()):
+        return False
+    every, padding = slice(None), ~keys.valid[:, None, None]  # (B, 1, 1, Tk)
+    for rows in mask.row_blocks():
+        real = queries.valid[:, None, rows, None]
+        visible = mask.visible(rows, slice(0, mask.n_keys), every, every)
+        seen = real & padding if visible is None else visible & real & padding
+        if bool(seen.any()):
+            return True
+    return False
 
 
 def _is_next_part(last: RawCall, raw: RawCall) -> bool:

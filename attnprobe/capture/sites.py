@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from attnprobe.capture.call import Site
 from attnprobe.capture.masks import Mask
 
-STACKS = ("encoder", "decoder", "vision", "visual", "audio", "text")
+STACKS = ("decoder", "vision", "visual", "audio", "encoder", "text")  # vision_encoder: vision
 CROSS = re.compile(r"cross|encoder_attn|multihead_attn|encdecattention", re.IGNORECASE)
 
 
@@ -25,6 +25,7 @@ class Sites:
         is_cross: bool,
         learned_keys: int = 0,
         is_beside: bool = False,
+        has_source: bool = False,
     ) -> Site:
         """The site of a module path, from its first call.
 
@@ -37,15 +38,25 @@ class Sites:
             is_cross: the module says so itself.
             learned_keys: how many of the last keys stand at no position.
             is_beside: the module made another call in the same run.
+            has_source: the model reads a second sequence, which may be as long as the first.
         """
         if path not in self._known:
             causal = not mask.sees_future(learned_keys)
             other_side = not mask.causal and mask.n_queries != mask.n_keys - learned_keys
+            other_side |= has_source and not causal and self._is_behind_causal(path)
             kind = "cross" if is_cross or other_side or CROSS.search(path) else "self"
             stack = stack_of(path) or ("decoder" if causal or kind == "cross" else "encoder")
             stack, number = self._place(path, stack, kind, is_beside)
             self._known[path] = Site(path, stack, kind, number, causal)
         return self._known[path]
+
+    def _is_behind_causal(self, path: str) -> bool:
+        """Whether the same block attended causally before, as a decoder does to its own text."""
+        near = {_block(path), _parent(path)} - {""}
+        return any(
+            site.causal and site.kind == "self" and {_block(site.path), _parent(site.path)} & near
+            for site in self._known.values()
+        )
 
     def _place(self, path: str, stack: str, kind: str, is_beside: bool) -> tuple[str, int]:
         """The stack and the number in it that no other site of the kind has."""
@@ -77,6 +88,10 @@ def _base(site: Site) -> str:
 
 def _module(path: str) -> str:
     return path.partition("#")[0]
+
+
+def _parent(path: str) -> str:
+    return _module(path).rpartition(".")[0]
 
 
 def _block(path: str) -> str:

@@ -393,6 +393,101 @@ def test_a_function_that_does_something_else_is_measured_as_it_does() -> None:
         torch.testing.assert_close(plain.logits, model(ids).logits, atol=1e-5, rtol=1e-5)
 
 
+def unmasked(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """Someone's own attention that is told of no mask, for none was registered with it."""
+    assert attention_mask is None
+    output = nn.functional.scaled_dot_product_attention(query, key, value, enable_gqa=True)
+    return output.transpose(1, 2), None
+
+
+@pytest.fixture
+def register() -> Iterator[Callable[..., None]]:
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    def add(function: Callable[..., Any], mask: Callable[..., Any] | None = None) -> None:
+        AttentionInterface.register("own", function)
+        if mask is not None:
+            AttentionMaskInterface.register("own", mask)
+
+    yield add
+    for registry in (AttentionInterface, AttentionMaskInterface):
+        registry._global_mapping.pop("own", None)
+
+
+@pytest.mark.parametrize("padding", [0, 5])
+def test_a_function_without_a_mask_is_no_causal_one(
+    padding: int, register: Callable[..., None]
+) -> None:
+    """Registered without a mask, it gets none, and what the module calls itself says nothing."""
+    register(unmasked)
+    model, ids = build("llama", "own"), tokens()
+    mask = torch.ones_like(ids)
+    mask[1, :padding] = 0
+    with torch.no_grad():
+        plain = model(ids, attention_mask=mask).logits
+    kept: list[Tensor] = []
+    model.register_forward_hook(lambda *args: kept.append(args[-1].logits))
+    documents = Documents.from_mask(mask)
+    for call in calls(model, ids, streams={"": documents}, attention_mask=mask):
+        assert not call.site.causal
+        key = call.key.repeat_interleave(2, 1)
+        weights = torch.softmax(call.query @ key.mT * call.scale, -1)
+        expected = (weights * documents.valid[:, None, :, None]).sum(2)
+        torch.testing.assert_close(measure(call).mass, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(kept[0], plain, atol=1e-5, rtol=1e-5)
+
+
+def test_a_function_that_differs_for_one_query_is_found_out(register: Callable[..., None]) -> None:
+    kept: list[Tensor] = []
+
+    def once_doubled(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        query = query / 2
+        if query.shape[2] == LENGTH:
+            query[:, :, 6] *= 2  # far from the beginning, the middle and the end
+        output, weights = doubled(module, query, key, value, mask, **kwargs)
+        kept.append(weights)
+        return output, weights
+
+    register(once_doubled, masking.eager_mask)
+    found = calls(build("llama", "own"), tokens())
+    assert len(found) == 2
+    for call, weights in zip(found, kept[1::2], strict=True):  # asked, and then run
+        torch.testing.assert_close(measure(call).first, weights[..., 0], atol=1e-5, rtol=0)
+
+
+def test_whoever_asks_for_weights_gets_them() -> None:
+    class Weighing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = build("llama")
+
+        def forward(self, input_ids: Tensor) -> Tensor:
+            given = self.inner(input_ids, output_attentions=True)
+            return given.logits * torch.stack(given.attentions).amax()
+
+    model, ids = Weighing(), tokens()
+    own = scan(model, ids).heads.drop(columns="site")
+    assert own.equals(scan(model.inner, ids).heads.drop(columns="site"))
+
+
+@pytest.mark.parametrize("padding", [0, 5])
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_autocast_is_measured(implementation: str, padding: int) -> None:
+    model, ids = build("llama", implementation), tokens()
+    mask = torch.ones_like(ids)
+    mask[1, :padding] = 0
+    with torch.autocast("cpu", torch.bfloat16):
+        half = scan(model, ids, attention_mask=mask).heads
+    whole = scan(model, ids, attention_mask=mask).heads
+    for column in ("f_attr", "entropy"):
+        ours, theirs = (torch.tensor(heads[column].astype(float)) for heads in (half, whole))
+        torch.testing.assert_close(ours, theirs, atol=0.02, rtol=0.02)
+
+
 class Channels(nn.Module):
     """Attention over channels, through the interface."""
 
@@ -476,6 +571,57 @@ def test_queries_behind_a_cache_are_self_attention_over_all_keys(
         torch.testing.assert_close(stats.mass, mass, atol=1e-5, rtol=1e-5)
         entropy = -(late * late.clamp_min(1e-30).log()).sum(-1)
         torch.testing.assert_close(stats.entropy, entropy, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", ["llama", "window", "soft-cap"])
+def test_room_for_keys_to_come_is_of_no_document(name: str, implementation: str) -> None:
+    class Filling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = build(name, "eager" if name == "soft-cap" else implementation)
+
+        def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+            room = transformers.StaticCache(config=self.inner.config, max_cache_len=LENGTH + 6)
+            cache = {"past_key_values": room, "use_cache": True}
+            return self.inner(input_ids, attention_mask=attention_mask, **cache).logits
+
+    model, ids = Filling(), tokens()
+    mask = torch.ones_like(ids)
+    mask[1, :8] = 0
+    positions = {"position_ids": (mask.cumsum(1) - 1).clamp_min(0)}
+    plain = scan(model.inner, ids, attention_mask=mask, **positions).heads
+    roomy = scan(model, ids, attention_mask=mask).heads
+    for column in ("f_attr", "f_attr_uniform", "entropy", "value_drain"):
+        ours, theirs = (torch.tensor(heads[column].astype(float)) for heads in (roomy, plain))
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5, msg=column)
+
+
+def test_positions_that_start_anew_are_documents() -> None:
+    model, ids = build("llama"), tokens()
+    positions = torch.cat([torch.arange(8), torch.arange(LENGTH - 8)]).expand(2, -1)
+    with torch.no_grad():
+        given = model(ids, position_ids=positions, use_cache=False, output_attentions=True)
+    heads = scan(model, ids, position_ids=positions).heads
+    for layer, weights in enumerate(given.attentions):
+        assert not bool(weights[:, :, 8:, :8].any())
+        first = torch.cat([weights[:, :, :8, 0], weights[:, :, 8:, 8]], -1).mean((0, 2))
+        own = torch.tensor(heads[heads["layer"] == layer]["f_attr"].astype(float).to_numpy())
+        torch.testing.assert_close(own, first.double(), atol=1e-5, rtol=0)
+
+
+def test_queries_that_see_no_key_are_asked_about_a_few_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, ids, kept = build("llama"), tokens(), []
+    mask = torch.ones_like(ids)
+    mask[1, :11] = 0
+    monkeypatch.setattr("attnprobe.capture.interface.FILLED", 2 * 4 * LENGTH * 3)
+    monkeypatch.setattr("attnprobe.capture.interface.WEIGHTS", 0)
+    with spied(kept):
+        calls(model, ids, attention_mask=mask)
+    assert kept
+    assert max(weights.shape[2] for weights in kept) <= 4
 
 
 class Tower(nn.Module):

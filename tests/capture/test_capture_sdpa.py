@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from attnprobe import InputError, NothingMeasuredError, scan
 from attnprobe.capture import AttentionCall, Documents, Recorder
 from attnprobe.capture.projection import compare_gate
+from attnprobe.engine import measure
 from attnprobe.forward import ForwardInputs
 from attnprobe.metrics import METRICS
 from attnprobe.result import KEY, Result
@@ -825,11 +826,111 @@ def test_massive_activations_in_stages_keep_their_documents() -> None:
         ("text_model", "text"),
         ("encoder", "encoder"),
         ("visual", "vision"),
+        ("vision_encoder", "vision"),
+        ("text_encoder", "encoder"),
+        ("audio_decoder", "decoder"),
     ],
 )
 def test_the_stack_is_read_from_whole_words(attribute: str, stack: str) -> None:
     result = scan(Nest("blocks", attribute), text(), metrics=["sink"])
     assert set(result.layers["stack"]) == {stack}
+
+
+class Mixing(nn.Module):
+    """Attention of one sequence to another one, or itself, under a given mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.kv, self.out = (nn.Linear(WIDTH, n * WIDTH) for n in (1, 2, 1))
+
+    def forward(self, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        q, k, v = (
+            z.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+            for z in (self.q(x), *self.kv(y).chunk(2, -1))
+        )
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return x + self.out(mixed.transpose(1, 2).flatten(2))
+
+
+def first_and_mass(call: AttentionCall, mask: Tensor, real: Tensor, keys: Tensor) -> list[Tensor]:
+    """(B, H, T) attention on the first real key, and (B, H, T) that all real queries give."""
+    logits = (call.query @ call.key.mT * call.scale).masked_fill(~mask, -torch.inf)
+    weights = logits.softmax(-1).nan_to_num(0) * real[:, None, :, None]
+    first = keys.long().argmax(-1)[:, None, None, None].expand(*weights.shape[:3], 1)
+    return [weights.gather(-1, first)[..., 0], weights.sum(2)]
+
+
+def assert_first_and_mass(call: AttentionCall, *given: Tensor) -> None:
+    stats = measure(call)
+    for ours, theirs in zip([stats.first, stats.mass], first_and_mass(call, *given), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+class Reader(nn.Module):
+    """An encoder-decoder whose attention to the source is called nothing that says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.enc = nn.Embedding(VOCABULARY, WIDTH), nn.ModuleList([Mixing()])
+        names = ("self_attn", "src_attn")
+        self.dec = nn.ModuleList(nn.ModuleDict({n: Mixing() for n in names}) for _ in range(2))
+
+    def forward(
+        self, tokens: Tensor, decoder_tokens: Tensor, own: Tensor, source: Tensor
+    ) -> Tensor:
+        x, y = self.embedding(tokens), self.embedding(decoder_tokens)
+        x = self.enc[0](x, x, source)
+        for block in self.dec:
+            y = block["src_attn"](block["self_attn"](y, y, own), x, source)
+        return y
+
+
+def test_a_source_as_long_as_the_target_is_another_sequence() -> None:
+    torch.manual_seed(0)
+    model, tokens, target = Reader().eval(), text(2, 12), text(2, 12).flip(1)
+    real = torch.arange(12) >= torch.tensor([[0], [3]])  # padded on the left
+    seen = torch.arange(12) < torch.tensor([[7], [12]])  # padded on the right
+    own, source = seen[:, None, None] & torch.ones(12, 12).tril().bool(), real[:, None, None]
+    streams = {"": Documents.from_mask(real), "decoder": Documents.from_mask(seen)}
+    streams["encoder"] = streams[""]
+    found: list[AttentionCall] = []
+    with torch.no_grad(), Recorder(model, found.append, lambda *_: None).watch(streams):
+        model(tokens, target, own, source)
+    cross = ["dec.0.src_attn", "dec.1.src_attn"]
+    assert [c.site.path for c in found if c.site.kind == "cross"] == cross
+    assert [(c.site.stack, c.site.layer) for c in found if c.site.kind == "cross"] == [
+        ("decoder", 0),
+        ("decoder", 1),
+    ]
+    for call in found:
+        of_text = call.site.path.startswith("dec")
+        queries = seen if of_text else real
+        keys = seen if call.site.path.endswith("self_attn") else real
+        assert_first_and_mass(call, own if keys is seen else source, queries, keys)
+
+
+def test_an_image_of_as_many_patches_as_there_are_tokens_is_no_text() -> None:
+    class Seeing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.patches = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(10, WIDTH)
+            self.vision_encoder, self.text = Mixing(), Mixing()
+
+        def forward(self, tokens: Tensor, pixels: Tensor, own: Tensor) -> Tensor:
+            x, y = self.patches(pixels), self.embedding(tokens)
+            x = self.vision_encoder(x, x, torch.ones(1, 1, 1, 1).bool())
+            return self.text(y, y, own) + x.mean(1, keepdim=True)
+
+    torch.manual_seed(0)
+    model, tokens, pixels = Seeing().eval(), text(2, 12), torch.randn(2, 12, 10)
+    real = torch.arange(12) >= torch.tensor([[0], [5]])
+    own = real[:, None, None] & torch.ones(12, 12).tril().bool()
+    found = calls_of(model, tokens, pixels, own, mask=real)
+    image = next(call for call in found if call.site.path == "vision_encoder")
+    every = torch.ones_like(real)
+    assert_first_and_mass(image, every[:, None, None], every, every)
+    text_call = next(call for call in found if call.site.path == "text")
+    assert_first_and_mass(text_call, own, real, real)
 
 
 def test_inputs_that_are_no_tokens() -> None:
