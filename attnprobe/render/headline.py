@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import pandas as pd
+
 from attnprobe.render.names import layers_text, plural, printable
 from attnprobe.render.numbers import known, percent, significant, whole
 from attnprobe.render.parts import Part, Row, is_partial, parts, records, where
@@ -38,7 +40,7 @@ def identity(result: Result) -> str:
     about = result.architecture
     facts = []
     if about.get("layers") and about.get("heads"):
-        facts.append(f"{plural(about['layers'], 'layer')} × {plural(about['heads'], 'head')}")
+        facts.append(f"{_layers(result)} × {plural(about['heads'], 'head')}")
     if about.get("gate"):
         gate = str(about["gate"])
         facts.append("no gate" if gate == "none" else printable(gate))
@@ -47,6 +49,18 @@ def identity(result: Result) -> str:
     if is_partial(result) and result.run["layers"]:
         facts.append(f"{layers_text(result.run['layers'])} only")
     return " · ".join(facts)
+
+
+def _layers(result: Result) -> str:
+    """ "4 layers", or "2 of 16 layers" where the others have no attention to be measured."""
+    count = int(result.architecture["layers"])
+    others = len(_places(result.not_measured) - _places(result.layers))
+    return f"{count} of {count + others} layers" if others else plural(count, "layer")
+
+
+def _places(frame: pd.DataFrame) -> set[tuple[str, int]]:
+    rows = records(frame[["stack", "layer"]].dropna())
+    return {(str(row["stack"]), int(row["layer"])) for row in rows}
 
 
 def sink(result: Result) -> list[str]:

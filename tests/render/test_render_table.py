@@ -262,6 +262,7 @@ def test_reasons_are_put_together(handmade: Make, printed: Print) -> None:
     result.not_measured = frame("not_measured", rows)
     text = " ".join(printed([result], "sink").split())
     assert "no figure: linear attention (layers 0-2, 4-6)" in text
+    assert "· 1 of 6 layers × 4 heads ·" in text
     assert "figures of the model: only some layers were measured not" in text
     assert "no figure: no call (m.0; m.1; m.2; and 2 more)" in text
 
