@@ -7,7 +7,6 @@ projection and gate are known. One layer's tensors are held at a time.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 from functools import wraps
 from types import TracebackType
 from typing import Any
@@ -15,20 +14,22 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from attnprobe.capture.around import Ran, feeds_forward
 from attnprobe.capture.call import AttentionCall, Gate, Projection, Site
 from attnprobe.capture.documents import Documents
+from attnprobe.capture.folding import ordered, unfolded
 from attnprobe.capture.gates import GateReader, fits, gate_behind
 from attnprobe.capture.interface import InterfaceTap
 from attnprobe.capture.kernels import KernelTap
 from attnprobe.capture.masks import Mask, as_rule
+from attnprobe.capture.pending import Pending, versions_of
 from attnprobe.capture.projection import as_heads, read_gate, reordered, same_as
 from attnprobe.capture.raw import RawCall
 from attnprobe.capture.sdpa import SdpaTap
-from attnprobe.capture.segments import follows, joined
-from attnprobe.capture.sites import Sites
+from attnprobe.capture.segments import follows, is_behind
+from attnprobe.capture.sites import Sites, stack_of
+from attnprobe.capture.streams import NO_TEXT, Streams
 from attnprobe.capture.trace import Frame, ModuleTrace, within
 from attnprobe.models.gate import Gate as GateModule
 
@@ -43,38 +44,7 @@ UNREAD = (
 NO_SOFTMAX = "it weighs values by scores that no softmax was seen to make attention of"
 CHUNKED = "its queries come in parts, call by call: their places among the tokens cannot be told"
 MORE_KEYS = "it has more keys than tokens, and which of them stand for none cannot be told"
-NO_TEXT = ("vision", "audio")  # stacks that read no tokens
 CHANGED = "a tensor was changed in place after the attention call"
-
-
-@dataclass(eq=False)
-class _Pending:
-    """A call whose surroundings are not known yet."""
-
-    raw: RawCall
-    given: RawCall  # before its rows were taken apart
-    site: Site
-    frame: Frame
-    scope: str  # path of the parent, where the search for W_O ends
-    versions: tuple[int, ...]
-    was_folded: bool  # B·H rows with one head each, taken apart again
-    consumed: Tensor | None = None
-    weight: Tensor | None = None
-    around: list[Ran] = field(default_factory=list)
-    holders: tuple[nn.Module, ...] = ()  # its module and the one around
-    gates: list[Gate] = field(default_factory=list)
-    read_twice: bool = False
-    pieces: list[RawCall] = field(default_factory=list)  # as they came, until they are joined
-
-    def __post_init__(self) -> None:
-        self.pieces.append(self.raw)
-
-    def join(self) -> None:
-        """Makes one call of the pieces that came one by one."""
-        if len(self.pieces) > 1:
-            self.raw = joined(self.pieces)
-            self.versions = _versions(self.raw)
-            self.pieces = [self.raw]
 
 
 class Recorder:
@@ -112,8 +82,8 @@ class Recorder:
         return self._trace.ran
 
     def _start(self, streams: dict[str, Documents]) -> None:
-        self._streams = streams
-        self._pending: list[_Pending] = []
+        self._streams = Streams(streams)
+        self._pending: list[Pending] = []
         self._calls: dict[str, int] = {}
         # the run of a module in which it last called; its tensors go when it ends
         self._called: WeakValueDictionary[str, Frame] = WeakValueDictionary()
@@ -174,28 +144,26 @@ class Recorder:
             is_cross,
             raw.learned_keys,
             is_beside,
-            has_source="decoder" in self._streams,
+            has_source="decoder" in self._streams.by_stack,
         )
         numbered = [f for f in self._trace.running if f.path.rpartition(".")[2].isdigit()]
         around = [f for f in numbered if f is not frame] or numbered
         if around:
             self._blocks.setdefault(around[-1].path, site)
-        unfolded = self._unfolded(raw)
-        pending = _Pending(
-            raw=unfolded,
+        folded = unfolded(raw, self._samples(), self._streams.by_stack.get(""))
+        pending = Pending(
+            raw=folded,
             given=raw,
-            was_folded=unfolded is not raw,
+            was_folded=folded is not raw,
             site=site,
             frame=frame,
             scope=frame.path.rpartition(".")[0],
-            versions=_versions(raw),
+            versions=versions_of(raw),
             gates=self._early_gates.pop(frame.path, []),
         )
         near = self._trace.running[-2:]
         pending.holders = tuple(f.module for f in reversed(near))
-        pending.around = [
-            r for f in near for r in f.ran if fits(r, unfolded.query, unfolded.output)
-        ]
+        pending.around = [r for f in near for r in f.ran if fits(r, folded.query, folded.output)]
         if raw.weight is not None:
             pending.weight = raw.weight
             pending.consumed = pending.raw.output.transpose(1, 2)
@@ -206,6 +174,9 @@ class Recorder:
         last = self._pending[-1] if self._pending else None
         if last is None or last.frame is not frame or not follows(last.pieces[-1], raw):
             return False
+        stack = stack_of(frame.path) or ""
+        if raw.query.shape[2] in self._streams.lengths and not stack.startswith(NO_TEXT):
+            return False  # a whole text: heads that lie behind each other come one by one
         last.pieces.append(raw)
         return True
 
@@ -223,7 +194,7 @@ class Recorder:
     def _look_for_unread(self) -> None:
         """Takes note of softmaxes that look like attention and were not found to be."""
         modules = dict(self.model.named_modules())
-        lengths = {stream.ids.shape[1] for stream in self._streams.values()}
+        lengths = self._streams.lengths
         for seen in self._tap.softmaxes:
             own = (seen.path, seen.n_queries, seen.n_keys)
             if seen.was_read or own in self._sizes:
@@ -236,49 +207,13 @@ class Recorder:
     def _on_other(self, reason: str) -> None:
         self.excluded[self._trace.running[-1].path if self._trace.running else ""] = reason
 
-    def _unfolded(self, raw: RawCall) -> RawCall:
-        """Undoes B·H rows with one head each, or one row of B·H heads, as hand-written code has."""
-        rows, heads = raw.query.shape[:2]
-        batch = self._samples() or rows
-        if raw.documents is not None or rows == batch:
-            return raw
-        text = self._streams.get("")
-        is_text = text is not None and text.ids.shape[1] == raw.query.shape[2]
-        if is_text and heads == batch == raw.key.shape[1]:  # (H, B, T, d)
-            return _relaid(raw, lambda x: x.transpose(0, 1))
-        if rows * heads % batch or 1 not in (rows, heads):
-            return raw
-        if heads != 1 and (raw.key.shape[1] % batch or raw.mask.heads not in (1, heads)):
-            return raw
-
-        def unfolded(x: Tensor) -> Tensor:
-            return x.reshape(batch, x.shape[0] * x.shape[1] // batch, *x.shape[2:])
-
-        return _relaid(raw, unfolded)
-
     def _samples(self) -> int | None:
         """B, which what is no text tells by the model's first input."""
-        if "" in self._streams:
-            return len(self._streams[""].ids)
+        if "" in self._streams.by_stack:
+            return len(self._streams.by_stack[""].ids)
         given = self._trace.running[0].inputs if self._trace.running else ()
         tensor = next((x for x in given if isinstance(x, Tensor) and x.dim() > 1), None)
         return None if tensor is None else len(tensor)
-
-    def _ordered(self, pending: _Pending) -> RawCall:
-        """The call with its rows as H·B instead of B·H, where that is what W_O was given."""
-        raw, consumed = pending.raw, pending.consumed
-        if not pending.was_folded or consumed is None or same_as(consumed, raw.output):
-            return raw
-        batch, heads = raw.query.shape[:2]
-        if raw.key.shape[1] != heads:
-            return raw
-
-        def other(x: Tensor) -> Tensor:
-            return x.flatten(0, 1).unflatten(0, (heads, batch)).transpose(0, 1)
-
-        if not same_as(consumed, other(raw.output)):
-            return raw
-        return _relaid(raw, other)
 
     def _on_linear(self, input: Tensor, weight: Tensor) -> None:
         running = self._trace.running[-1].path if self._trace.running else ""
@@ -306,7 +241,9 @@ class Recorder:
             if pending.frame.was_given(input) or not within(running, pending.scope):
                 continue
             self._fold_again(pending, input)
-            consumed = as_heads(self._without_padding(input, pending.raw), pending.raw.output)
+            consumed = as_heads(
+                self._streams.without_padding(input, pending.raw), pending.raw.output
+            )
             if consumed is None:
                 continue
             if within(running, pending.frame.path) or same_as(consumed, pending.raw.output):
@@ -316,7 +253,7 @@ class Recorder:
                         self._note(pending, frame, None)
 
     @staticmethod
-    def _fold_again(pending: _Pending, input: Tensor) -> None:
+    def _fold_again(pending: Pending, input: Tensor) -> None:
         """Leaves rows as they were, windows of one head, where W_O is given them like that."""
         if not pending.was_folded:
             return
@@ -324,16 +261,6 @@ class Recorder:
         if consumed is not None and same_as(consumed, pending.given.output):
             pending.raw, pending.was_folded = pending.given, False
             pending.pieces = [pending.given]
-
-    def _without_padding(self, input: Tensor, raw: RawCall) -> Tensor:
-        """What a linear map is given, as (N, d) where the call was of packed tokens without it."""
-        if raw.documents is None or input.dim() != 3:
-            return input
-        for stream in self._streams.values():
-            valid = stream.valid.to(input.device)
-            if input.shape[:2] == valid.shape and int(valid.sum()) == raw.documents.numel():
-                return input[valid]
-        return input
 
     def _on_exit(self, frame: Frame, output: Any) -> None:
         if isinstance(frame.module, GateModule) and isinstance(output, Tensor):
@@ -361,7 +288,7 @@ class Recorder:
                 self.on_block(self._blocks[frame.path], hidden)
 
     @staticmethod
-    def _note(pending: _Pending, frame: Frame, output: Any) -> None:
+    def _note(pending: Pending, frame: Frame, output: Any) -> None:
         """Keeps what a module around a call was given and gave."""
         part = Ran.of(frame.path, frame.module, frame.inputs, output, late=True)
         pending.around.append(part)
@@ -376,7 +303,7 @@ class Recorder:
 
     # completing a call
 
-    def _flush(self, ready: Callable[[_Pending], bool]) -> None:
+    def _flush(self, ready: Callable[[Pending], bool]) -> None:
         done = [p for p in self._pending if ready(p)]
         self._pending = [p for p in self._pending if p not in done]
         for pending in done:
@@ -386,18 +313,20 @@ class Recorder:
             with torch.autocast(pending.raw.query.device.type, enabled=False):
                 self.on_call(self._complete(pending))
 
-    def _complete(self, pending: _Pending) -> AttentionCall:
-        raw, reasons = self._ordered(pending), {}
+    def _complete(self, pending: Pending) -> AttentionCall:
+        raw, reasons = pending.raw, {}
+        if pending.was_folded and pending.consumed is not None:
+            raw = ordered(raw, pending.consumed)
         if raw.problem:
             reasons["all"] = raw.problem
-        if _versions(pending.raw) != pending.versions:
+        if versions_of(pending.raw) != pending.versions:
             reasons["all"] = CHANGED
-        queries, keys = self._documents(pending.site, raw)
-        if pending.site.kind == "cross" and self._has_more_keys(raw):
+        queries, keys = self._streams.documents(pending.site, raw)
+        if pending.site.kind == "cross" and self._streams.are_outnumbered(raw):
             reasons["all"] = MORE_KEYS
-        if self._are_other_rows(raw):
+        if self._streams.are_other_rows(raw):
             reasons["all"] = UNTOLD
-        if queries is keys and self._untold(pending.site, queries):
+        if queries is keys and self._streams.do_not_tell(pending.site, queries):
             reasons["all"] = UNTOLD
         projection = gate = None
         if pending.read_twice:
@@ -467,98 +396,13 @@ class Recorder:
         rule = self._rules[name][1]
         return mask if rule.dense is not None else rule
 
-    def _documents(self, site: Site, raw: RawCall) -> tuple[Documents, Documents]:
-        """The documents on both sides; unpadded ones where the shape is not that of a stream."""
-        batch, _, n_queries, _ = raw.query.shape
-        n_keys = raw.key.shape[2]
-        if raw.documents is not None:
-            pieces = Documents(raw.documents)
-            return pieces, pieces
-        if raw.mask.causal and raw.mask.offset > 0 and n_keys != n_queries:
-            return _cached(raw)
-        queries = self._stream(site.stack.partition(" ")[0], batch, n_queries, raw.query)
-        if site.stack.startswith(NO_TEXT) and _sees_padding(raw.mask, queries, queries):
-            queries = Documents.whole(batch, n_queries, raw.query.device)  # as long by chance
-        if raw.mask.causal and n_keys > n_queries and not raw.learned_keys:
-            if not self._is_stream(queries):
-                return _cached(raw)
-            return queries, Documents(F.pad(queries.ids, (0, n_keys - n_queries), value=-1))
-        if site.kind == "self" and n_keys == n_queries:
-            return queries, queries
-        if raw.learned_keys and site.kind == "self":  # of no document
-            return queries, Documents(F.pad(queries.ids, (0, raw.learned_keys), value=-1))
-        keys = self._stream("encoder", batch, n_keys, raw.query)
-        if "encoder" not in self._streams and _sees_padding(raw.mask, queries, keys):
-            keys = Documents.whole(batch, n_keys, raw.query.device)  # as long by chance
-        return queries, keys
-
-    def _untold(self, site: Site, own: Documents) -> bool:
-        """Whether a call of text is in no stream, though there are padding or packed documents."""
-        if site.stack.startswith(NO_TEXT):
-            return False
-        if "" not in self._streams and site.stack.startswith("encoder"):
-            return False  # what it reads is no text: nothing of it is padded
-        return not self._is_stream(own) and not self._are_whole()
-
-    def _is_stream(self, own: Documents) -> bool:
-        return any(_are_same(stream, own) for stream in self._streams.values())
-
-    def _are_other_rows(self, raw: RawCall) -> bool:
-        """Whether rows of one head are no samples of the text: heads of one sample, maybe."""
-        text, (rows, heads) = self._streams.get(""), raw.query.shape[:2]
-        if text is None or heads > 1 or raw.documents is not None:
-            return False
-        return rows not in (1, len(text.ids)) and raw.query.shape[2] == text.ids.shape[1]
-
-    def _has_more_keys(self, raw: RawCall) -> bool:
-        """Whether a causal mask is of more keys than there are tokens."""
-        mask, every = raw.mask, slice(None)
-        lengths = {stream.ids.shape[1] for stream in self._streams.values()}
-        if raw.learned_keys or mask.n_keys <= mask.n_queries or mask.n_queries not in lengths:
-            return False
-        ends = (slice(0, 1), slice(mask.n_queries - 1, mask.n_queries))
-        seen = [mask.visible(rows, slice(0, mask.n_keys), every, every) for rows in ends]
-        if seen[0] is None or seen[1] is None or mask.n_queries < 2:
-            return False
-        more = seen[1].sum(-1) - seen[0].sum(-1)  # (b, h, 1)
-        return bool((more == mask.n_queries - 1).any())
-
-    def _are_whole(self) -> bool:
-        return all(stream.are_whole for stream in self._streams.values())
-
-    def _stream(self, stack: str, batch: int, length: int, like: Tensor) -> Documents:
-        for name in (stack, ""):
-            stream = self._streams.get(name)
-            if stream is not None and stream.ids.shape == (batch, length):
-                return stream.to(like.device)
-        return Documents.whole(batch, length, like.device)
-
-
-def _are_same(stream: Documents, own: Documents) -> bool:
-    """Whether documents are those of a stream, be it without its padding and in one row."""
-    if stream.ids.shape == own.ids.shape:
-        return True
-    return stream.lengths.tolist() == own.lengths.tolist()
-
-
-def _sees_padding(mask: Mask, queries: Documents, keys: Documents) -> bool:
-    """Whether the padding of a stream is none to an attention: what it reads is no such stream."""
-    if bool(keys.valid.all()):
-        return False
-    every, padding = slice(None), ~keys.valid[:, None, None]  # (B, 1, 1, Tk)
-    for rows in mask.row_blocks():
-        real = queries.valid[:, None, rows, None]
-        visible = mask.visible(rows, slice(0, mask.n_keys), every, every)
-        seen = real & padding if visible is None else visible & real & padding
-        if bool(seen.any()):
-            return True
-    return False
-
 
 def _is_next_part(last: RawCall, raw: RawCall) -> bool:
-    """Whether a call asks for the same values again, with fewer queries than there are keys."""
+    """Whether a call goes on with the next queries, over keys that the last one had too."""
     same = last.value.data_ptr() == raw.value.data_ptr() and last.value.shape == raw.value.shape
-    return same and raw.query.shape[2] < raw.key.shape[2]
+    if same and raw.query.shape[2] < raw.key.shape[2]:
+        return True
+    return is_behind(last.query, raw.query) and not is_behind(last.key, raw.key)
 
 
 def _unseen(function: Callable[..., None]) -> Callable[..., None]:
@@ -570,36 +414,6 @@ def _unseen(function: Callable[..., None]) -> Callable[..., None]:
             function(*args)
 
     return hidden
-
-
-def _cached(raw: RawCall) -> tuple[Documents, Documents]:
-    """The documents of queries whose earlier keys come from a cache, and of all keys."""
-    batch, _, n_queries, _ = raw.query.shape
-    mask = raw.mask
-    real = mask.key_padding
-    if real is None:
-        real = torch.ones(batch, mask.n_keys, dtype=torch.bool, device=raw.query.device)
-    filled = torch.arange(mask.n_keys, device=real.device) < mask.offset + n_queries
-    keys = Documents.from_mask(real & filled)
-    return Documents(keys.ids[:, mask.offset : mask.offset + n_queries]), keys
-
-
-def _relaid(raw: RawCall, arrange: Callable[[Tensor], Tensor]) -> RawCall:
-    """A call with its rows and heads (B', H', …) arranged in another way."""
-    shape, mask, sinks = raw.query.shape[:2], raw.mask, raw.sinks
-    if mask.dense is not None and mask.dense.shape[:2] != (1, 1):
-        mask = replace(mask, dense=arrange(mask.dense.expand(*shape, -1, -1)))
-    if sinks is not None and sinks.shape[:2] == shape:
-        sinks = arrange(sinks)
-    query, key, value, output = map(arrange, (raw.query, raw.key, raw.value, raw.output))
-    return replace(raw, query=query, key=key, value=value, output=output, mask=mask, sinks=sinks)
-
-
-def _versions(raw: RawCall) -> tuple[int, ...]:
-    tensors = [raw.query, raw.key, raw.value, raw.output]
-    if raw.is_matrix and raw.mask.dense is not None:
-        tensors.append(raw.mask.dense)
-    return tuple(t._version if not t.is_inference() else 0 for t in tensors)
 
 
 def _is_same(joined: Tensor, consumed: Tensor) -> bool:
