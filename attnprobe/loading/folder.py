@@ -12,6 +12,7 @@ import re
 import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ _BESIDE = (".json", ".txt", ".model", ".jinja", ".py", ".tiktoken")
 #: Bytes of an element, by the name that safetensors has for its type.
 BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2}
 BYTES |= {"I16": 2, "U16": 2}  # all others take one, or less
+_POINTER = b"version https://git-lfs.github.com/"
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -80,14 +82,23 @@ def read(path: Path) -> Folder:
         CheckpointError: no weights, a missing or truncated part, a config that is no JSON object.
     """
     if path.is_file():
+        _refuse_pointer(path)
         return Folder(path, {}, (path,))
     is_adapter = os.path.isfile(path / ADAPTER)
     config = _config(path / (ADAPTER if is_adapter else CONFIG))
     weights = tuple(_weights(path, ADAPTER_WEIGHTS if is_adapter else MODEL_WEIGHTS))
     for file in weights:
+        _refuse_pointer(file)
         if file.suffix == ".safetensors":
             header(file)
     return Folder(path, config, weights)
+
+
+def _refuse_pointer(file: Path) -> None:
+    """What git leaves in the place of a large file where Git LFS is not installed."""
+    with suppress(OSError), file.open("rb") as opened:
+        if opened.read(len(_POINTER)) == _POINTER:
+            raise CheckpointError(f"{file} is a pointer of Git LFS, not the weights: git lfs pull")
 
 
 def _config(path: Path) -> dict[str, Any]:

@@ -64,6 +64,11 @@ def empty(folder: Path) -> None:
 
 @case("model.safetensors is no safetensors file")
 def text_in_its_place(folder: Path) -> None:
+    (folder / "model.safetensors").write_text("no weights at all\n" * 3)
+
+
+@case("model.safetensors is a pointer of Git LFS, not the weights: git lfs pull")
+def a_pointer_in_its_place(folder: Path) -> None:
     (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n" * 3)
 
 
