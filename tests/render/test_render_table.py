@@ -142,6 +142,11 @@ def test_heads_on_short_documents_are_not_counted(handmade: Make, printed: Print
     assert "; too short to tell for 4 heads more" in text
 
 
+def test_both_quantiles_are_explained(scanned: dict[str, Result], printed: Print) -> None:
+    text = " ".join(printed([scanned["both"]], "entropy").split())
+    assert "5 %: H that 5 % of the queries stay below; 95 %: H that 95 % stay below" in text
+
+
 def test_a_name_of_two_words_is_written_as_words(handmade: Make, printed: Print) -> None:
     result = handmade(token="class token")
     result.layers["stack"] = "vision"
