@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from attnprobe.capture.around import Ran
 from attnprobe.capture.call import Gate, Site
 from attnprobe.capture.raw import RawCall
-from attnprobe.capture.segments import joined
+from attnprobe.capture.segments import joined, stacked
 from attnprobe.capture.trace import Frame
 
 
@@ -31,14 +31,17 @@ class Pending:
     gates: list[Gate] = field(default_factory=list)
     read_twice: bool = False
     pieces: list[RawCall] = field(default_factory=list)  # as they came, until they are joined
+    samples: int | None = None  # how many pieces are a text, where each is the heads of a sample
 
     def __post_init__(self) -> None:
-        self.pieces.append(self.raw)
+        self.pieces.append(self.given)
 
     def join(self) -> None:
         """Makes one call of the pieces that came one by one."""
         if len(self.pieces) > 1:
-            self.raw = joined(self.pieces)
+            are_samples = len(self.pieces) == self.samples
+            self.raw = stacked(self.pieces) if are_samples else joined(self.pieces)
+            self.was_folded = False
             self.versions = versions_of(self.raw)
             self.pieces = [self.raw]
 

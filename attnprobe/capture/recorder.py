@@ -174,9 +174,14 @@ class Recorder:
         last = self._pending[-1] if self._pending else None
         if last is None or last.frame is not frame or not follows(last.pieces[-1], raw):
             return False
-        stack = stack_of(frame.path) or ""
-        if raw.query.shape[2] in self._streams.lengths and not stack.startswith(NO_TEXT):
-            return False  # a whole text: heads that lie behind each other come one by one
+        rows, heads, length, _ = raw.query.shape
+        is_text = not (stack_of(frame.path) or "").startswith(NO_TEXT)
+        shapes = [own.ids.shape for own in self._streams.by_stack.values()]
+        are_samples = rows == 1 or raw.query.stride(0) > length * raw.query.stride(2)
+        if is_text and are_samples and (rows, length) in shapes:
+            return False  # nothing of it follows: heads that lie behind each other come one by one
+        if is_text and heads == 1:
+            last.samples = next((batch for batch, own in shapes if own == length), None)
         last.pieces.append(raw)
         return True
 

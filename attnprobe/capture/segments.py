@@ -19,12 +19,12 @@ from attnprobe.capture.raw import RawCall
 def follows(last: RawCall, raw: RawCall) -> bool:
     """Whether a call reads the piece behind that of the last one, of the very same tensors."""
     return all(
-        _continues(before, after)
+        is_behind(before, after)
         for before, after in ((last.query, raw.query), (last.key, raw.key), (last.value, raw.value))
     ) and _are_whole(last, raw)
 
 
-def _continues(before: Tensor, after: Tensor) -> bool:
+def is_behind(before: Tensor, after: Tensor) -> bool:
     """(B, H, T, d) views of one tensor, the second of the tokens right behind the first's."""
     one = before.untyped_storage().data_ptr() == after.untyped_storage().data_ptr()
     behind = before.storage_offset() + before.shape[2] * before.stride(2)
@@ -64,3 +64,12 @@ def joined(calls: Sequence[RawCall]) -> RawCall:
     return replace(
         first, query=query, key=key, value=value, output=output, mask=mask, documents=ids
     )
+
+
+def stacked(calls: Sequence[RawCall]) -> RawCall:
+    """The samples of a text, each (H, 1, T, d), as one call of (B, H, T, d)."""
+    query, key, value, output = (
+        torch.cat([getattr(call, name) for call in calls], 1).transpose(0, 1)
+        for name in ("query", "key", "value", "output")
+    )
+    return replace(calls[0], query=query, key=key, value=value, output=output)

@@ -51,10 +51,7 @@ class Streams:
             return queries, queries
         if raw.learned_keys and site.kind == "self":  # of no document
             return queries, Documents(F.pad(queries.ids, (0, raw.learned_keys), value=-1))
-        keys = self._of("encoder", batch, n_keys, raw.query)
-        if "encoder" not in self.by_stack and _sees_padding(raw.mask, queries, keys):
-            keys = Documents.whole(batch, n_keys, raw.query.device)  # as long by chance
-        return queries, keys
+        return queries, self._of("encoder", batch, n_keys, raw.query)
 
     def do_not_tell(self, site: Site, own: Documents) -> bool:
         """Whether a call of text is in no stream, though there are padding or packed documents."""
@@ -74,7 +71,7 @@ class Streams:
         As many heads as there are tokens, over no text, are tokens whose heads see each other.
         """
         text, (rows, heads) = self.by_stack.get(""), raw.query.shape[:2]
-        if text is None or raw.documents is not None:
+        if text is None or raw.documents is not None or raw.problem:
             return False
         if heads > 1:
             own = {raw.query.shape[2], raw.key.shape[2]}

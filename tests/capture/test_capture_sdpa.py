@@ -836,6 +836,68 @@ def test_the_stack_is_read_from_whole_words(attribute: str, stack: str) -> None:
     assert set(result.layers["stack"]) == {stack}
 
 
+class Parts(nn.Module):
+    """Causal attention in several calls, or over the heads of every token."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.embedding = way, nn.Embedding(VOCABULARY, WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        qkv = self.qkv(self.embedding(tokens)).unflatten(-1, (3, HEADS, -1))
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, H, T, d)
+        length, attend = tokens.shape[1], F.scaled_dot_product_attention
+        mask = torch.ones(length, length).tril().bool()
+        if self.way == "whole":
+            y = attend(q, k, v, is_causal=True)
+        elif self.way == "samples":
+            y = torch.stack([attend(*x, is_causal=True) for x in zip(q, k, v, strict=True)])
+        elif self.way == "heads":
+            rows = (x.contiguous().unbind(1) for x in (q, k, v))
+            y = torch.stack([attend(*x, is_causal=True) for x in zip(*rows, strict=True)], 1)
+        elif self.way == "over heads":
+            y = attend(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
+        else:
+            blocks = [slice(n, n + 8) for n in range(0, length, 8)]
+            back = {"growing": length, "sliding": 8}[self.way]
+            keys = [slice(max(0, b.start - back), b.stop) for b in blocks]
+            y = torch.cat(
+                [
+                    attend(q[:, :, b], k[:, :, s], v[:, :, s], attn_mask=mask[b, s])
+                    for b, s in zip(blocks, keys, strict=True)
+                ],
+                2,
+            )
+        return self.out(y.transpose(1, 2).flatten(2))
+
+
+def parts(way: str, batch: int = 3) -> Result:
+    torch.manual_seed(0)
+    return scan(Parts(way), text(batch, 24), metrics=["sink", "entropy", "rank"])
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, HEADS])
+def test_heads_and_samples_one_by_one_are_what_they_are_together(batch: int) -> None:
+    whole, samples, heads = (parts(way, batch) for way in ("whole", "samples", "heads"))
+    assert_close(samples.heads.erank, whole.heads.erank)
+    for column in ("f_attr", "entropy"):
+        assert_close(samples.heads[column], whole.heads[column])
+        assert_close(heads.heads[column], whole.heads[column])
+    assert len(sites(heads)) == HEADS
+
+
+@pytest.mark.parametrize("way", ["growing", "sliding"])
+def test_queries_in_blocks_are_not_taken_for_texts(way: str) -> None:
+    with pytest.raises(NothingMeasuredError, match="queries come in parts"):
+        parts(way)
+
+
+def test_attention_of_heads_to_heads_is_not_over_tokens() -> None:
+    with pytest.raises(NothingMeasuredError, match="not those of the tokens"):
+        parts("over heads")
+
+
 class Mixing(nn.Module):
     """Attention of one sequence to another one, or itself, under a given mask."""
 
