@@ -49,11 +49,12 @@ _RANK = (
     "not drained does this, a gate at G1 undoes it"
 )
 _DIFFUSE = (
-    "attention is close to uniform: has the layer been trained, is the scale of the logits right"
+    "attention is wider than expected: where it is close to uniform, has the layer been trained, "
+    "is the scale of the logits right"
 )
 _SHARP = (
-    "heads look at one key each: fine for an induction head, a sign of entropy collapse in a whole "
-    "layer; try QK norm, a lower learning rate or longer warm-up"
+    "attention is sharper than expected: fine for an induction head, a sign of entropy collapse "
+    "where a whole layer looks at one key each; try QK norm, a lower learning rate, longer warm-up"
 )
 _OPEN = "the gate hardly closes: train longer, lower its bias at the start, or give it the query"
 _SHUT = "the gate is all but shut: heads write nothing; check its bias and its learning rate"

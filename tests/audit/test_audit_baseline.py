@@ -72,6 +72,14 @@ def test_worse_better_and_noise(figure: str, value: float, verdict: str, status:
     assert codes(report) == ([] if status == "passed" or is_warning else [1])
 
 
+@pytest.mark.parametrize(("value", "says"), [(0.70, "sharper"), (0.90, "wider")])
+def test_a_change_of_entropy_is_not_called_a_collapse(value: float, says: str) -> None:
+    report = compared(make(entropy_norm=value), make(entropy_norm=0.80))
+    (finding,) = [f for f in report.findings if f.rule == "baseline/entropy_norm"]
+    assert finding.status == "broken"
+    assert finding.hint.startswith(f"attention is {says} than expected: ")
+
+
 def test_figure_that_is_lost_is_broken_and_one_that_is_new_is_not() -> None:
     report = compared(make(ppl=None), make())
     finding = next(f for f in report.findings if f.rule == "baseline/ppl")
