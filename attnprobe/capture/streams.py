@@ -43,11 +43,16 @@ class Streams:
         queries = self._of(site.stack.partition(" ")[0], batch, n_queries, raw.query)
         if site.stack.startswith(NO_TEXT) and _sees_padding(raw.mask, queries, queries):
             queries = Documents.whole(batch, n_queries, raw.query.device)  # as long by chance
+        padding = raw.mask.key_padding
+        is_own = site.kind == "self" and n_keys == n_queries
+        if is_own and padding is not None and "" not in self.by_stack and not self.has(queries):
+            own = Documents.from_mask(padding.expand(batch, -1))  # of sound, or of patches
+            return own, own
         if raw.mask.causal and n_keys > n_queries and not raw.learned_keys:
             if not self.has(queries):
                 return _cached(raw)
             return queries, Documents(F.pad(queries.ids, (0, n_keys - n_queries), value=-1))
-        if site.kind == "self" and n_keys == n_queries:
+        if is_own:
             return queries, queries
         if raw.learned_keys and site.kind == "self":  # of no document
             return queries, Documents(F.pad(queries.ids, (0, raw.learned_keys), value=-1))

@@ -610,6 +610,42 @@ def test_positions_that_start_anew_are_documents() -> None:
         torch.testing.assert_close(own, first.double(), atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_padding_of_sound_is_not_measured(implementation: str) -> None:
+    """The model makes a mask of its frames from that of the samples that it is given."""
+    config = transformers.Wav2Vec2Config(
+        vocab_size=32,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=48,
+        conv_dim=(16, 16),
+        conv_stride=(5, 2),
+        conv_kernel=(10, 3),
+        num_feat_extract_layers=2,
+        num_conv_pos_embeddings=16,
+        num_conv_pos_embedding_groups=4,
+    )
+    torch.manual_seed(0)
+    model = transformers.Wav2Vec2Model._from_config(config, attn_implementation=implementation)
+    sound, mask = torch.randn(2, 400), torch.ones(2, 400, dtype=torch.long)
+    mask[1, 200:] = 0
+    heads = scan(model.eval(), sound, attention_mask=mask).heads
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        given = model(sound, attention_mask=mask, output_attentions=True).attentions
+    frames = int(model._get_feat_extract_output_lengths(torch.tensor(200)))
+    for layer, weights in enumerate(given):
+        assert not bool(weights[1, ..., frames:].any())
+        real = [weights[0].double(), weights[1, :, :frames, :frames].double()]
+        first = torch.cat([w[..., 0] for w in real], -1).mean(-1)
+        entropy = torch.cat([-torch.special.xlogy(w, w).sum(-1) for w in real], -1).mean(-1)
+        own = heads[heads["layer"] == layer]
+        for column, expected in (("f_attr", first), ("entropy", entropy)):
+            ours = torch.tensor(own[column].astype(float).to_numpy())
+            torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
+
+
 def test_queries_that_see_no_key_are_asked_about_a_few_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
