@@ -61,7 +61,7 @@ def scan(
         metrics: of "sink", "entropy", "rank", "gate", "activation", "perplexity"; all by default.
         attention_mask: (batch, length), 0 at padding; handed to the model.
         document_ids: (batch, length), equal within a packed document; handed to the model if its
-            `forward` takes such an argument.
+            `forward` takes such an argument. By default, `position_ids` that start anew tell.
         layers: numbers of the layers to measure, negative ones counted from the last.
         heads: numbers of the heads to list; layer figures are over all heads all the same.
         batch_size: samples a forward pass; by default some 4,096 tokens. No figure depends on it.
@@ -402,7 +402,7 @@ class Scan:
         return {
             "class": type(self.model).__name__,
             "parameters": sum(p.numel() for p in self.model.parameters()),
-            "layers": len(self.seen),
+            "layers": len({(site.base, site.layer) for site in self.seen}),
             "heads": max((seen.heads for seen in self.seen.values()), default=0),
             "key_value_heads": max((seen.key_heads for seen in self.seen.values()), default=0),
             "gate": "; ".join(gates) or "none",
