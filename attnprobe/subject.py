@@ -70,6 +70,7 @@ class Subject:
         folder: where tokenizer files lie, None for the project's own models.
         config: `ModelConfig`, or that of transformers.
         notes: what the user may not expect of it.
+        unread: why the tokenizer that is there could not be read, None where it was, or is none.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Subject:
     folder: Path | str | None = None
     config: Any = None
     notes: tuple[str, ...] = ()
+    unread: str | None = None
 
 
 def packaged() -> list[Address]:
@@ -227,7 +229,8 @@ def _foreign(
         is_encoder_decoder=bool(getattr(loaded.config, "is_encoder_decoder", False)),
         folder=folder.path,
         config=loaded.config,
-        notes=(*notes, *loaded.notes, *unread),
+        notes=(*notes, *loaded.notes),
+        unread=unread,
     )
 
 

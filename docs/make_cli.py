@@ -40,7 +40,7 @@ attnprobe VERB [CKPT…] [options]
 | 0 | fine, also when the reader of the pipe went away |
 | 1 | a rule was broken (`audit` only) |
 | 2 | wrong usage, an unreadable checkpoint, any other error; one line on stderr says which |
-| 3 | nothing could be measured |
+| 3 | nothing could be measured, in any checkpoint |
 | 130 | interrupted |
 
 The gravest wins: of several checkpoints a bad one is reported, the others are measured all the

@@ -30,6 +30,11 @@ class Site:
     layer: int
     causal: bool = True
 
+    @property
+    def base(self) -> str:
+        """The stack, of a second one in the same blocks too."""
+        return self.stack.partition(" ")[0]
+
 
 @dataclass(frozen=True, eq=False)
 class Projection:

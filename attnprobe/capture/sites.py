@@ -61,9 +61,7 @@ class Sites:
     def _place(self, path: str, stack: str, kind: str, is_beside: bool) -> tuple[str, int]:
         """The stack and the number in it that no other site of the kind has."""
         number = number_of(path)
-        beside = [
-            site for site in self._known.values() if site.kind == kind and _base(site) == stack
-        ]
+        beside = [site for site in self._known.values() if site.kind == kind and site.base == stack]
         in_block = [site for site in beside if _block(site.path) == _block(path)]
         is_again = any(_module(site.path) == _module(path) for site in in_block)
         if in_block and (is_beside or not is_again):
@@ -80,10 +78,6 @@ class Sites:
 
     def __len__(self) -> int:
         return len(self._known)
-
-
-def _base(site: Site) -> str:
-    return site.stack.partition(" ")[0]
 
 
 def _module(path: str) -> str:

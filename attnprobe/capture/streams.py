@@ -40,7 +40,7 @@ class Streams:
             return pieces, pieces
         if raw.mask.causal and raw.mask.offset > 0 and n_keys != n_queries:
             return _cached(raw)
-        queries = self._of(site.stack.partition(" ")[0], batch, n_queries, raw.query)
+        queries = self._of(site.base, batch, n_queries, raw.query)
         if site.stack.startswith(NO_TEXT) and _sees_padding(raw.mask, queries, queries):
             queries = Documents.whole(batch, n_queries, raw.query.device)  # as long by chance
         padding = raw.mask.key_padding

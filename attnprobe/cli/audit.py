@@ -345,3 +345,5 @@ class _Outputs:
             show(lambda console: table.show(report, console))
         else:
             write_stdout(formats.render(report, self.format))
+            for problem in report.problems:  # which the table shows, and other formats may hide
+                say("error", f"{problem.checkpoint}: {problem.message}")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import attnprobe
+from attnprobe.errors import InputError
 from attnprobe.inputs.controls import RandomTokens
 from attnprobe.inputs.drawn import Drawn, shape
 from attnprobe.inputs.framing import Frame
@@ -22,6 +23,8 @@ class Default:
     """What a checkpoint was trained on: draws from its task, or the packaged text."""
 
     def draw(self, subject: Subject, options: InputOptions) -> Drawn:
+        if subject.unread is not None:  # a damaged download is not to be measured on other things
+            raise InputError(f"{subject.unread}: give --tokens FILE or --random-tokens")
         if subject.vocabulary is None:
             note = (
                 f"{subject.name} comes without a tokenizer: measured on random tokens "

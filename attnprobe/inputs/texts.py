@@ -62,10 +62,10 @@ class Texts:
     def draw(self, subject: Subject, options: InputOptions) -> Drawn:
         vocabulary = subject.vocabulary
         if vocabulary is None:
-            raise InputError(
-                f"{subject.name} comes without a tokenizer, so it cannot read text: "
-                "give --tokens FILE or --random-tokens"
+            reason = subject.unread or (
+                f"{subject.name} comes without a tokenizer, so it cannot read text"
             )
+            raise InputError(f"{reason}: give --tokens FILE or --random-tokens")
         if options.chat_template:
             return self._chats(subject, vocabulary, options)
         frame = Frame.of(subject, options, default=True)

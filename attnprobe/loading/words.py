@@ -13,25 +13,25 @@ from attnprobe.tasks import Vocabulary
 
 def vocabulary(
     folder: Folder, loaded: Loaded, how: LoadOptions
-) -> tuple[Vocabulary | None, tuple[str, ...]]:
+) -> tuple[Vocabulary | None, str | None]:
     """The tokenizer, None where there is none, and why one that is there could not be read.
 
     An adapter without one has that of its base.
     """
     if reads(loaded.model) == "image":
-        return None, ()
+        return None, None
     try:
         for place in filter(None, (folder, loaded.base)):
             if place.is_gguf:
-                return _from_gguf(place), ()
+                return _from_gguf(place), None
             found = tokenizer.load(
                 place.root, local_only=True, trust_remote_code=how.trust_remote_code
             )
             if found is not None:
-                return found, ()
+                return found, None
     except CheckpointError as error:
-        return None, (str(error),)
-    return None, ()
+        return None, str(error)
+    return None, None
 
 
 def _from_gguf(folder: Folder) -> Vocabulary:

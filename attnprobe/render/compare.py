@@ -365,7 +365,7 @@ def _remarks(comparison: Comparison, page: Page) -> Iterator[str]:
         "give. erank: effective rank of what a layer or head writes. M-Act: largest activation, "
         "mean over layers."
     )
-    if STACKED in reasons:
-        yield rank.bottleneck(page)
+    if STACKED in reasons and (told := rank.bottleneck(page)):
+        yield told
     if comparison.different:
         yield f"compared all the same: {printable('; '.join(comparison.different))}"

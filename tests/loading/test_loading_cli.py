@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -70,10 +71,12 @@ def test_a_tokenizer_that_is_damaged_is_said(
     tiny.save("llama", tmp_path / "m", words=True)
     (tmp_path / "m/tokenizer.json").write_text("{")
     ran = run("sink", tmp_path / "m", "--length", "8", "--samples", "2")
-    assert ran.code == 0
-    assert "the tokenizer of" in ran.err
-    assert "measured on random tokens" in ran.err
-    assert all(line.startswith("attnprobe: note: ") for line in ran.err.splitlines())
+    assert ran.code == 2
+    assert re.fullmatch(
+        r"attnprobe: error: the tokenizer of .*: give --tokens FILE or --random-tokens\n", ran.err
+    )
+    ran = run("sink", tmp_path / "m", "--length", "8", "--samples", "2", "--random-tokens")
+    assert (ran.code, ran.err) == (0, "")
 
 
 def test_ids_and_their_flags(

@@ -211,6 +211,8 @@ def test_rank_of_one_layer_is_shown_in_depth(scanned: dict[str, Result], printed
         *("0", "1", "2", "3", "all")
     ]
     assert "effective rank" in text.partition("▲")[2]
+    assert "127 -> 157" not in text  # which is about gates
+    text = printed([scanned["gated"]], "rank", layer=-1)
     assert "127 -> 157" in text
     assert "here 8" in text
 

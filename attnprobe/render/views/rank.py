@@ -156,7 +156,9 @@ def _whole(values: Sequence[float | None]) -> list[str]:
 
 
 def bottleneck(page: Page) -> str:
-    """Why a head's rank has a ceiling, whatever has been told of it."""
+    """Why a gated head's rank has a ceiling, whatever has been told of it; "" without gates."""
+    if all(result.architecture.get("gate") in (None, "none") for result in page.results):
+        return ""
     bounds = {
         int(head.value)
         for result in page.results
