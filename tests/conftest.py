@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+
+os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton asks when it is imported, by torch maybe
+
 import pytest
 import torch
 

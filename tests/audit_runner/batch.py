@@ -56,7 +56,7 @@ class Payload:
     """What must never run."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return os.system, (f"touch {os.environ['ATTNPROBE_TEST_PAYLOAD']}",)
+        return os.system, (f"touch {os.environ['TEST_PAYLOAD']}",)
 
 
 def fill(folder: Path, healthy: int) -> list[str]:

@@ -42,7 +42,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def forty(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """35 healthy checkpoints and five corrupt ones."""
     folder = tmp_path_factory.mktemp("forty")
-    os.environ["ATTNPROBE_TEST_PAYLOAD"] = str(folder / "ran")
+    os.environ["TEST_PAYLOAD"] = str(folder / "ran")
     batch.fill(folder, 35)
     return folder
 

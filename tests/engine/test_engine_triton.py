@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import pytest
@@ -12,7 +11,6 @@ from attnprobe.capture import AttentionCall, Documents, Mask, Site
 from attnprobe.engine import blocks
 from attnprobe.engine.coverage import cover
 
-os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is defined
 pytest.importorskip("triton", reason="Triton comes with torch for CUDA")
 from attnprobe.engine import triton_kernels
 
