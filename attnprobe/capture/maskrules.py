@@ -17,8 +17,6 @@ from torch import Tensor
 from attnprobe.capture.lazymask import LazyMask, MaskSource
 from attnprobe.capture.masks import Mask
 
-Make = Callable[..., Any]
-
 
 def lazily(original: Any, library: ModuleType) -> Any:
     """A function of transformers that makes dense masks, as one that makes the same lazily.

@@ -72,11 +72,6 @@ def read_product(
     )
 
 
-def is_product(func: Callable[..., Any]) -> bool:
-    """Whether a function of torch is a matrix product."""
-    return func is torch.einsum or func in _MATMULS
-
-
 def _einsum(args: tuple[Any, ...]) -> Product | None:
     if not args or not isinstance(args[0], str):
         return None

@@ -138,7 +138,10 @@ def _only_file(path: Path) -> Path:
         raise CheckpointError(f"{path} {what}; check the path")
     found = sorted(p for p in path.iterdir() if p.suffix in (".pt", ".safetensors"))
     if not found:
-        raise CheckpointError(f"{path} is a folder without a model; name a .pt or .safetensors")
+        raise CheckpointError(
+            f"{path} is a folder without a model: "
+            "name a .pt or .safetensors, or a folder of transformers"
+        )
     if len(found) > 1:
         names = ", ".join(p.name for p in found)
         raise CheckpointError(f"{path} holds several models ({names}); name one of them")
