@@ -76,7 +76,8 @@ class Measuring(Common):
             *("--layer", "--layers"),
             panel=WHAT,
             metavar="RANGES",
-            help="Only these layers, as in 0-3,-1: both ends included, -1 is the last.",
+            help="Only these layers, as in 0-3,-1: both ends included, -1 is the last. Of one or a "
+            "few, each head is shown.",
         ),
     ] = None
     head: Annotated[
@@ -85,7 +86,7 @@ class Measuring(Common):
             *("--head", "--heads"),
             panel=WHAT,
             metavar="RANGES",
-            help="List only these heads; layer figures stay those of all heads.",
+            help="List only these heads, one by one; layer figures stay those of all heads.",
         ),
     ] = None
     epsilon: Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from rich.text import Text
 from attnprobe.render import headline, notes, numbers
 from attnprobe.render.blocks import groups
 from attnprobe.render.grid import BETWEEN, Column, Group, Table, tables
-from attnprobe.render.parts import Heads, Part, part_keys, part_title, parts
+from attnprobe.render.parts import Heads, Key, Part, part_keys, part_title, parts
 from attnprobe.result import Result
 
 STUB = 5
@@ -76,6 +77,15 @@ def headlines(page: Page, *sentences: Sentences) -> Iterator[RenderableType]:
             yield Paragraph(Text(sentence), 2, 2)
 
 
+def each_part(page: Page) -> Iterator[tuple[Key, list[tuple[str, Part]]]]:
+    """Each stack and kind of attention, and the checkpoints that have it."""
+    for key in part_keys(page.results):
+        yield (
+            key,
+            [(n, Part(result, *key)) for n, result in page.named if key in part_keys([result])],
+        )
+
+
 def by_part(
     page: Page, columns: Callable[[Part, list[int]], list[Column]]
 ) -> Iterator[RenderableType]:
@@ -85,11 +95,8 @@ def by_part(
         page: the page.
         columns: those of a part, a cell for each of the layers.
     """
-    keys, several = part_keys(page.results), len(page.results) > 1
-    for key in keys:
-        own = [
-            (name, Part(result, *key)) for name, result in page.named if key in part_keys([result])
-        ]
+    several, keys = len(page.results) > 1, dict(each_part(page))
+    for key, own in keys.items():
         layers = sorted({layer for _, part in own for layer in part.layers})
         groups = [Group(name if several else "", columns(part, layers)) for name, part in own]
         foot = "mean" if any(c.foot for group in groups for c in group.columns) else ""
@@ -203,7 +210,8 @@ def strip_note(page: Page, extreme: str = "highest") -> str:
 def legend(blocks: Sequence[RenderableType], meanings: Mapping[str, str]) -> str:
     """What the columns mean that are there."""
     titles = {title for block in blocks if isinstance(block, Table) for title in block.titles}
-    return "; ".join(f"{title}: {text}" for title, text in meanings.items() if title in titles)
+    there = {re.sub("  +", " … ", t): text for t, text in meanings.items() if t in titles}
+    return "; ".join(f"{title}: {text}" for title, text in there.items())
 
 
 def footer(page: Page, view: str, *remarks: str) -> Iterator[RenderableType]:

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from attnprobe.render import headline, numbers
 from attnprobe.render.blocks import strip
+from attnprobe.render.depth import BARS, HeadRows, by_head, hint, in_depth
 from attnprobe.render.grid import Column, Group, tables
 from attnprobe.render.names import plural
 from attnprobe.render.page import (
@@ -34,11 +35,16 @@ MEANING = "entropy as a share of what n visible keys allow"
 def view(page: Page) -> Iterator[RenderableType]:
     """The page from top to bottom."""
     yield from headlines(page, headline.entropy)
-    width = page.strip_width
-    drawn = list(by_part(page, lambda part, layers: _columns(part, layers, width)))
+    width, is_deep = page.strip_width, in_depth(page)
+    if is_deep:
+        drawn = list(by_head(page, _head_columns))
+    else:
+        drawn = list(by_part(page, lambda part, layers: _columns(part, layers, width)))
     yield from drawn
-    yield from collapsed(page)
-    yield from footer(page, "entropy", legend(drawn, _meanings(page)))
+    if not is_deep:  # where each head has its row, and its mark in it
+        yield from collapsed(page)
+    meanings = legend(drawn, {**_meanings(page), BARS: "H/ln n"})
+    yield from footer(page, "entropy", meanings, hint(page))
 
 
 def share_columns(part: Part, layers: list[int], width: int) -> list[Column]:
@@ -71,6 +77,33 @@ def _columns(part: Part, layers: list[int], width: int) -> list[Column]:
         _collapsed_count(part, layers),
         *floor_columns(part, layers, order=1),
     ]
+
+
+def _head_columns(heads: HeadRows) -> list[Column]:
+    return [
+        heads.figures("entropy", "H", 3, _two),
+        heads.figures("entropy_norm", "H/ln n"),
+        heads.bars("entropy_norm", 2),
+        _collapsed_heads(heads),
+        heads.figures("f_attr", "F-Attr", 1, bundle="share"),
+        heads.figures("f_attr_uniform", "floor", 1, bundle="share"),
+        heads.figures("entropy_nosink", "no sink", 5, _two),
+        heads.figures("entropy_p05", "5 %", 7, _two),
+        heads.figures("entropy_p95", "95 %", 7, _two),
+        heads.figures("max_logit", "max logit", 8, numbers.short),
+    ]
+
+
+def _collapsed_heads(heads: HeadRows) -> Column:
+    """A word beside the heads that collapsed, how many of them beside their layer."""
+    cells = []
+    for (_, head), row in zip(heads.places, heads.rows, strict=True):
+        mark = None if row is None else numbers.known(row["collapsed"])
+        if mark:
+            cells.append("yes" if head is not None else str(int(mark)))
+        else:
+            cells.append(numbers.MISSING if row is not None and mark is None else "")
+    return Column("collapsed", cells, 1)
 
 
 def collapsed(page: Page) -> Iterator[RenderableType]:

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from attnprobe.render import headline, numbers
 from attnprobe.render.blocks import histogram, strip
+from attnprobe.render.depth import HeadRows, by_head, hint, in_depth
 from attnprobe.render.grid import Column
 from attnprobe.render.page import (
     BLANK,
@@ -21,7 +22,7 @@ from attnprobe.render.page import (
     over_heads,
     percents,
 )
-from attnprobe.render.parts import Part
+from attnprobe.render.parts import Part, Row, records
 from attnprobe.result import SHARES, SKIP_ERRORS, SKIPS
 
 RANGES = dict(zip(SHARES, ("<0.1", "0.1–0.3", "0.4–0.6", "0.7–0.9", ">0.9"), strict=True))
@@ -35,10 +36,27 @@ def view(page: Page) -> Iterator[RenderableType]:
         yield from footer(page, "gate")
         return
     width = gated.strip_width
-    drawn = list(by_part(gated, lambda part, layers: _columns(part, layers, gated, width)))
+    if in_depth(gated):
+        drawn = list(by_head(gated, lambda heads: _head_columns(heads, gated), "gates"))
+    else:
+        drawn = list(by_part(gated, lambda part, layers: _columns(part, layers, gated, width)))
     drawn += _skipping(gated)
     yield from drawn
-    yield from footer(page, "gate", *_remarks(drawn))
+    yield from footer(page, "gate", *_remarks(drawn), hint(gated))
+
+
+def _head_columns(heads: HeadRows, page: Page) -> list[Column]:
+    return [
+        heads.figures("mean", "mean"),
+        _histogram_column(heads.rows, 10 if len(page.results) > 1 else 25),
+        heads.figures("gate_first", "first", 2, bundle="first"),
+        heads.figures("gate_rest", "rest", 2, bundle="first"),
+        heads.figures("below_0.1", RANGES["below_0.1"], 3, percents),
+        heads.figures("above_0.9", RANGES["above_0.9"], 4, percents),
+        heads.figures("std", "std", 6),
+        heads.figures("median", "median", 6),
+        *(heads.figures(c, t, 7, percents) for c, t in RANGES.items() if c.startswith("from")),
+    ]
 
 
 def _columns(part: Part, layers: list[int], page: Page, width: int) -> list[Column]:
@@ -76,17 +94,21 @@ def _top(part: Part) -> float:
 
 def _histograms(part: Part, layers: Sequence[int], width: int) -> Column:
     rows = part.rows("gates")
-    rows = rows[rows["head"].isna()]
-    found = {
-        int(layer): (counts, edges)
-        for layer, counts, edges in zip(
-            rows["layer"], rows["histogram"], rows["edges"], strict=True
-        )
-        if isinstance(counts, list) and isinstance(edges, list)
-    }
-    drawn = [histogram(found[n][0], width) if n in found else Text("") for n in layers]
+    found = {int(row["layer"]): row for row in records(rows[rows["head"].isna()])}
+    return _histogram_column([found.get(n) for n in layers], width)
+
+
+def _histogram_column(rows: Sequence[Row | None], width: int) -> Column:
+    """Histograms below each other, with the ends of their axis where all have the same."""
+    found = [
+        (row["histogram"], row["edges"])
+        if row and isinstance(row["histogram"], list) and isinstance(row["edges"], list)
+        else None
+        for row in rows
+    ]
+    drawn = [Text("") if pair is None else histogram(pair[0], width) for pair in found]
     cells = max((text.cell_len for text in drawn), default=0)
-    ends = {(edges[0], edges[-1]) for _, edges in found.values()}
+    ends = {(pair[1][0], pair[1][-1]) for pair in found if pair is not None}
     title = "histogram"
     if len(ends) == 1 and cells >= 8:
         low, high = (f"{v:g}" for v in ends.pop())

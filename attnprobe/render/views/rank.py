@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import pandas as pd
 from rich.console import RenderableType
@@ -10,7 +11,8 @@ from rich.text import Text
 
 from attnprobe.render import headline, numbers
 from attnprobe.render.blocks import QUIET, bar, chart, chart_cell, logs, spectrum, strip
-from attnprobe.render.grid import Column, Group, tables
+from attnprobe.render.depth import HeadRows, Place, heads_of, hint, in_depth
+from attnprobe.render.grid import Column
 from attnprobe.render.page import (
     BLANK,
     Page,
@@ -24,7 +26,8 @@ from attnprobe.render.page import (
     percents,
     strip_note,
 )
-from attnprobe.render.parts import Part, Row, part_title, parts, records, shown_layers
+from attnprobe.render.parts import Part, parts, records
+from attnprobe.result import Result
 
 BAR, SMALL, CHART = 12, 12, 8  # cells of a bar and of a head's spectrum, rows of a layer's
 
@@ -33,19 +36,14 @@ def view(page: Page) -> Iterator[RenderableType]:
     """The page from top to bottom."""
     yield from headlines(page, headline.rank)
     width = page.strip_width
-    if all(len(shown_layers(result)) == 1 for result in page.results):
-        drawn = [
-            block
-            for name, result in page.named
-            for part in parts(result)
-            for block in _depth(page, name, part)
-        ]
+    if in_depth(page):
+        drawn = [block for name, result in page.named for block in _depth(page, name, result)]
         yield from drawn
         yield from footer(page, "rank", legend(drawn, _depth_meanings()), bottleneck(page))
         return
     drawn = list(by_part(page, lambda part, layers: _columns(part, layers, width)))
     yield from drawn
-    yield from footer(page, "rank", legend(drawn, _meanings(page)), bottleneck(page))
+    yield from footer(page, "rank", legend(drawn, _meanings(page)), hint(page), bottleneck(page))
 
 
 def share_columns(part: Part, layers: list[int], width: int) -> list[Column]:
@@ -71,62 +69,54 @@ def _columns(part: Part, layers: list[int], width: int) -> list[Column]:
     ]
 
 
-def _depth(page: Page, name: str, part: Part) -> Iterator[RenderableType]:
-    """One layer: its heads against their bounds, and its spectrum."""
-    (layer,) = part.layers
-    heads = records(part.rows("heads"))
-    whole = records(part.rows("layers"))[0]
-    if whole["erank"] is None or numbers.known(whole["erank"]) is None:
-        return
-    sigma = _sigma(part)
-    yield BLANK
-    place = f"{part_title((part.stack, part.kind))} · layer {layer}"
-    yield Text(f"{name} · {place}" if len(page.results) > 1 else place, "bold")
-    rows = [*heads, whole]
-    labels = [*(str(row["head"]) for row in heads), "all"]
-    spectra = [sigma.get(row["head"]) for row in heads] + [sigma.get(None)]
-    columns = _depth_columns(rows, spectra)
-    yield from tables([Column("head", labels)], [Group("", columns)], page.width)
-    if sigma.get(None):
-        yield BLANK
-        yield from _chart(page, sigma[None], numbers.known(whole["erank"]))
+def _depth(page: Page, name: str, result: Result) -> Iterator[RenderableType]:
+    """A checkpoint's heads against their bounds; of one layer its spectrum, too."""
+    label = name if len(page.results) > 1 else ""
+    for part in parts(result):
+        erank = part.figures("erank")
+        if all(value is None for value in erank.values()):
+            continue
+        sigma = _sigma(part)
+        columns = partial(_depth_columns, sigma=sigma)
+        own, key = Page([("", result)], page.width), (part.stack, part.kind)
+        is_named = len(parts(result)) > 1
+        yield from heads_of(own, key, [("", part)], columns, is_named=is_named, label=label)
+        if len(erank) == 1:
+            ((layer, value),) = erank.items()
+            if whole := sigma.get((layer, None)):
+                yield BLANK
+                yield from _chart(page, whole, value)
 
 
-def _depth_columns(rows: Sequence[Row], spectra: Sequence[list[float] | None]) -> list[Column]:
-    values = {name: [numbers.known(row[name]) for row in rows] for name in _FIGURES}
-    drawn = [v for sigma in spectra for v in sigma or () if v > 0]
-    _, low, high = logs(drawn)
-    small = [spectrum(sigma, SMALL, low, high) if sigma else Text("") for sigma in spectra]
-    drains = [numbers.known(row.get("value_drain")) for row in rows]
+def _depth_columns(heads: HeadRows, sigma: Mapping[Place, list[float]]) -> list[Column]:
+    _, low, high = logs([v for values in sigma.values() for v in values if v > 0])
+    spectra = [
+        spectrum(sigma[place], SMALL, low, high) if place in sigma else Text("")
+        for place in heads.places
+    ]
+    used = [bar(v, BAR) for v in heads.values("utilisation")]
     return [
-        Column("erank", _tenths(values["erank"])),
-        Column("of", _whole(values["rank_bound"])),
-        Column("used", [bar(v, BAR) for v in values["utilisation"]], 1, left=True, bundle="used"),
-        Column("", percents(values["utilisation"]), 1, bundle="used"),
-        Column("centered", _tenths(values["erank_centered"]), 2),
-        Column("mean row", percents(values["mean_share"]), 3),
-        Column("spectrum", small, 4, left=True),
-        Column("stable", _tenths(values["stable_rank"]), 5),
-        Column("num", _whole(values["num_rank"]), 6),
-        Column("particip.", _tenths(values["participation"]), 7),
-        Column("drain", numbers.short(drains), 8),
+        heads.figures("erank", "erank", 0, _tenths),
+        heads.figures("rank_bound", "of", 0, _whole),
+        Column("used", used, 1, left=True, bundle="used"),
+        heads.figures("utilisation", "", 1, percents, bundle="used"),
+        heads.figures("erank_centered", "centered", 2, _tenths),
+        heads.figures("mean_share", "mean row", 3, percents),
+        Column("spectrum", spectra, 4, left=True),
+        heads.figures("stable_rank", "stable", 5, _tenths),
+        heads.figures("num_rank", "num", 6, _whole),
+        heads.figures("participation", "particip.", 7, _tenths),
+        heads.figures("value_drain", "drain", 8, numbers.short),
     ]
 
 
-_FIGURES = (
-    *("erank", "rank_bound", "utilisation", "erank_centered", "mean_share"),
-    *("stable_rank", "num_rank", "participation"),
-)
-
-
-def _sigma(part: Part) -> dict[int | None, list[float]]:
-    """Singular values by head, those of the layer under None."""
-    rows = part.rows("spectra")
-    found: dict[int | None, list[float]] = {}
-    for row in records(rows.sort_values("index")):
+def _sigma(part: Part) -> dict[Place, list[float]]:
+    """Singular values by layer and head, those of a layer under the head None."""
+    found: dict[Place, list[float]] = {}
+    for row in records(part.rows("spectra").sort_values("index")):
         head: int | None = None if pd.isna(row["head"]) else int(row["head"])
         if not pd.isna(row["sigma"]):
-            found.setdefault(head, []).append(float(row["sigma"]))
+            found.setdefault((int(row["layer"]), head), []).append(float(row["sigma"]))
     return found
 
 

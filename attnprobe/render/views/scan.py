@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rich.console import RenderableType
 
 from attnprobe.render import headline, numbers
+from attnprobe.render.depth import HeadRows, by_head, hint, in_depth
 from attnprobe.render.grid import Column, Group, tables
 from attnprobe.render.page import (
     BLANK,
@@ -130,6 +131,14 @@ def _summary(page: Page) -> Iterator[RenderableType]:
 
 def _by_layer(page: Page, width: int) -> Iterator[RenderableType]:
     """The layers in short: one table, or two where several checkpoints stand side by side."""
+    if in_depth(page):
+        tables = [sink.head_shares, _other_figures]
+        if len(page.results) == 1:
+            yield from by_head(page, lambda heads: [c for t in tables for c in t(heads)])
+        else:
+            for columns in tables:
+                yield from by_head(page, columns)
+        return
 
     def rest(part: Part, layers: list[int]) -> list[Column]:
         return [
@@ -150,6 +159,18 @@ def _by_layer(page: Page, width: int) -> Iterator[RenderableType]:
         yield from by_part(page, lambda part, layers: shares(part, layers) + rest(part, layers))
 
 
+def _other_figures(heads: HeadRows) -> list[Column]:
+    """What `_by_layer` shows beside the shares, of each head."""
+    return [
+        heads.figures("entropy_norm", "H/ln n", 1),
+        heads.figures("utilisation", "rank", 1, percents),
+        heads.figures("gate_mean", "gate", 1),
+        heads.figures("value_drain", "drain", 4, numbers.short),
+        heads.figures("m_act", "max |h|", 4, numbers.short),
+        heads.figures("erank", "erank", 5, numbers.short),
+    ]
+
+
 def _remarks(page: Page, drawn: Sequence[RenderableType]) -> Iterator[str]:
     yield legend(
         drawn,
@@ -162,5 +183,6 @@ def _remarks(page: Page, drawn: Sequence[RenderableType]) -> Iterator[str]:
             "erank": "effective rank of the layer's output",
         },
     )
+    yield hint(page)
     if has(page.results, ["erank"]):
         yield rank.bottleneck(page)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from rich.console import RenderableType
 
 from attnprobe.render import headline
 from attnprobe.render.blocks import strip
+from attnprobe.render.depth import BARS, HeadRows, by_head, hint, in_depth
 from attnprobe.render.grid import Column
 from attnprobe.render.names import token_alone
 from attnprobe.render.numbers import significant, times
@@ -35,11 +36,14 @@ def view(page: Page) -> Iterator[RenderableType]:
     """The page from top to bottom."""
     yield from headlines(page, headline.sink)
     width = page.strip_width
-    drawn = list(by_part(page, lambda part, layers: _columns(part, layers, width)))
+    if in_depth(page):
+        drawn = list(by_head(page, _head_columns))
+    else:
+        drawn = list(by_part(page, lambda part, layers: _columns(part, layers, width)))
     yield from drawn
     yield from sinks(page)
     yield from massive(page)
-    yield from footer(page, "sink", legend(drawn, meanings(page)))
+    yield from footer(page, "sink", legend(drawn, meanings(page)), hint(page))
 
 
 def meanings(page: Page) -> dict[str, str]:
@@ -53,6 +57,7 @@ def meanings(page: Page) -> dict[str, str]:
         "first 4": "attention on the first four tokens",
         "drain": "size of the first token's value beside the others', 0 where it is drained",
         "to none": "attention that goes to no token",
+        BARS: "F-Attr",
     }
 
 
@@ -92,6 +97,28 @@ def share_columns(part: Part, layers: list[int], width: int) -> list[Column]:
     ]
 
 
+def head_shares(heads: HeadRows) -> list[Column]:
+    """The same of each head: F-Attr beside its floor, and as a bar."""
+    return [
+        heads.figures("f_attr", "F-Attr", bundle="share"),
+        heads.figures("f_attr_uniform", "floor", bundle="share"),
+        heads.bars("f_attr"),
+    ]
+
+
+def _head_columns(heads: HeadRows) -> list[Column]:
+    shares = heads.values("f_attr"), heads.values("f_attr_uniform")
+    ratios = [times(*pair) for pair in zip(*shares, strict=True)]
+    return [
+        *head_shares(heads),
+        Column("× floor", ratios, 3),
+        heads.figures("sink_rate", "sinks", 2, percents),
+        heads.figures("value_drain", "drain", 4, _two),
+        heads.figures("first4", "first 4", 5),
+        *([heads.figures("null_mass", "to none", 3)] if _leaks(heads.values("null_mass")) else []),
+    ]
+
+
 def _columns(part: Part, layers: list[int], width: int) -> list[Column]:
     share, floor, heads, worst = share_columns(part, layers, width)
     return [
@@ -119,10 +146,14 @@ def _ratio(part: Part, layers: list[int]) -> Column:
 
 
 def _null_mass(part: Part, layers: list[int]) -> list[Column]:
-    """Only where rows really stay below 1, as behind a learned sink logit."""
-    if not any(value and value > 1e-4 for value in part.figures("null_mass").values()):
+    if not _leaks(part.figures("null_mass").values()):
         return []
     return [figures(part, layers, "null_mass", "to none", 3)]
+
+
+def _leaks(values: Iterable[float | None]) -> bool:
+    """Whether rows really stay below 1, as behind a learned sink logit."""
+    return any(value is not None and value > 1e-4 for value in values)
 
 
 def _two(values: Sequence[float | None]) -> list[str]:
