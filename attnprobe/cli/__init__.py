@@ -11,6 +11,7 @@ import typer
 from attnprobe._version import __version__
 from attnprobe.cli import audit, compare, entropy, gate, init, models, rank, scan, sink, train
 from attnprobe.cli.reporting import FAILED, INTERRUPTED, fault, say, silence_stdout
+from attnprobe.cli.trimming import Command, Group
 
 VERBS = {
     "Measure": (scan.scan, sink.sink, entropy.entropy, rank.rank, gate.gate),
@@ -20,13 +21,14 @@ VERBS = {
 
 app = typer.Typer(
     name="attnprobe",
+    cls=Group,
     add_completion=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["--help", "-h"]},
 )
 for panel, verbs in VERBS.items():
     for verb in verbs:
-        app.command(rich_help_panel=panel)(verb)
+        app.command(cls=Command, rich_help_panel=panel)(verb)
 
 
 def _version(wanted: bool) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnprobe.cli.options import Measuring
 from attnprobe.cli.reporting import silence_stdout
+from attnprobe.cli.trimming import trimmed
 from attnprobe.errors import InputError
 
 if TYPE_CHECKING:
@@ -84,7 +85,8 @@ class Outputs:
 def show(draw: Any) -> None:
     """Calls `draw(console)` with a console on stdout; a reader that goes away ends it quietly."""
     try:
-        draw(stdout_console())
+        with trimmed():
+            draw(stdout_console())
         sys.stdout.flush()
     except BrokenPipeError:
         silence_stdout()
