@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from attnprobe.capture import Documents
 from attnprobe.capture.swap import swapped
 from attnprobe.errors import InputError
+from attnprobe.logits import LAST_LOGITS
 
 TOKENS_A_BATCH = {"cpu": 4096}
 TOKENS_A_BATCH_ACCELERATOR = 16384
 VALUES_A_TOKEN = 256  # pixels or features behind one position, as far as models have it in common
-LAST_LOGITS = ("logits_to_keep", "num_logits_to_keep")  # as transformers calls it, or did
 DECODER_TOKENS = ("decoder_tokens", "decoder_input_ids")
 DECODER_MASK = "decoder_attention_mask"
 PATCH_MASK = "pixel_attention_mask"
@@ -233,19 +233,3 @@ def batch_size_for(inputs: ForwardInputs, device: torch.device) -> int:
     """Samples a pass that keep its tokens to some thousands."""
     room = TOKENS_A_BATCH.get(device.type, TOKENS_A_BATCH_ACCELERATOR)
     return max(1, room // max(1, inputs.tokens_a_sample))
-
-
-def logits_of(output: Any, model: nn.Module, tokens: Tensor) -> Tensor | None:
-    """(B, T, V) the logits among a model's outputs, None if there are none for every token."""
-    named = output.get("logits") if isinstance(output, Mapping) else output
-    named = getattr(named, "logits", named)
-    if isinstance(named, (tuple, list)) and named:
-        named = named[0]
-    if not isinstance(named, Tensor) or named.dim() != 3 or named.shape[:2] != tokens.shape:
-        return None
-    vocabularies = {m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)}
-    first = named[:, 0].float()
-    if bool((first >= 0).all()) and bool(((first.sum(-1) - 1).abs() < 1e-3).all()):
-        return None  # probabilities: a softmax of them would be no model's loss
-    is_vocabulary = named.shape[-1] in vocabularies and named.shape[-1] > int(tokens.max())
-    return named if is_vocabulary else None

@@ -18,7 +18,8 @@ from attnprobe.capture.trace import within
 from attnprobe.engine import measure
 from attnprobe.engine.check import broken, problem
 from attnprobe.errors import InputError, NothingMeasuredError
-from attnprobe.forward import ForwardInputs, batch_size_for, device_of, evaluated, logits_of
+from attnprobe.forward import ForwardInputs, batch_size_for, device_of, evaluated
+from attnprobe.logits import Logits, Narrowed, logits_of
 from attnprobe.metrics import METRICS, Metric, Tables
 from attnprobe.metrics.base import Options, Row, site_key
 from attnprobe.patches import prefix
@@ -137,12 +138,14 @@ class Scan:
             )
         self.metrics: list[Metric] = [METRICS[name](self.options) for name in self.names]
         self.uses_stats = any(metric.uses_stats for metric in self.metrics)
+        self.uses_entropy = any(metric.uses_entropy for metric in self.metrics)
         self.recorder = Recorder(self.model, self._on_call, self._on_block)
         self.seen: dict[Site, _Seen] = {}
         self.refused: dict[Site, str] = {}
         self.engines: set[str] = set()
         self.tokens: dict[str, list[list[int]]] = {}  # by stream and document
         self.no_perplexity: str | None = None
+        self._narrows = True  # whether the model's logits need not be made all at once
         self.batch: ForwardInputs | None = None
         self.streams: dict[str, tuple[Tensor | None, Documents]] = {}
         self.about: dict[str, Any] = {"seconds": 0.0, "samples": 0}
@@ -176,18 +179,29 @@ class Scan:
     def _pass(self, batch: ForwardInputs) -> None:
         self.batch, self.streams = batch, batch.streams()
         documents = {name: documents for name, (_, documents) in self.streams.items()}
-        with self.recorder.watch(documents):
+        tokens, own = self.streams.get("decoder") or self.streams.get("") or (None, None)
+        narrowed = Narrowed(self.model, tokens if self._narrows and self._wants_logits else None)
+        with narrowed, self.recorder.watch(documents):
             output = batch.forward(self.model, logits=self._wants_logits)
         self._refuse_unread()
-        for name, (tokens, own) in self.streams.items():
-            if tokens is None:
+        for name, (ids, texts) in self.streams.items():
+            if ids is None:
                 continue
             parts = [
-                tokens[row][own.index[row] == d] for d, (row, _) in enumerate(own.names.tolist())
+                ids[row][texts.index[row] == d] for d, (row, _) in enumerate(texts.names.tolist())
             ]
             self.tokens.setdefault(name, []).extend(part.tolist() for part in parts)
-        if self._wants_logits:
-            self._on_output(output, batch)
+        if not self._wants_logits:
+            return
+        if tokens is None or own is None:
+            self.no_perplexity = NO_LOGITS
+        elif not self._predicts:
+            self.no_perplexity = NOT_CAUSAL
+        elif (logits := self._logits(output, tokens, narrowed)) is None:
+            self.no_perplexity = NO_LOGITS
+        else:
+            for metric in self.metrics:
+                metric.logits(logits, tokens, own)
 
     def _on_call(self, call: AttentionCall) -> None:
         site = call.site
@@ -203,7 +217,7 @@ class Scan:
             return
         stats = None
         if self.uses_stats:
-            stats = measure(call)
+            stats = measure(call, entropy=self.uses_entropy)
             self.engines.add(stats.engine)
         for metric in self.metrics:
             metric.attention(call, stats)
@@ -239,22 +253,22 @@ class Scan:
         for metric in self.metrics:
             metric.block(site, hidden, documents.to(hidden.device))
 
-    def _on_output(self, output: Any, batch: ForwardInputs) -> None:
-        stream = self.streams.get("decoder") or self.streams.get("")
-        tokens, documents = stream or (None, None)
-        if tokens is None or documents is None:
-            self.no_perplexity = NO_LOGITS
-            return
-        logits = logits_of(output, self.model, tokens)
-        predicting = [s for s in self.seen if s.kind == "self" and s.stack != "encoder"]
-        predicting = predicting or [s for s in self.seen if s.kind == "self"]
-        if not all(site.causal for site in predicting):
-            self.no_perplexity = NOT_CAUSAL
-        elif logits is None:
-            self.no_perplexity = NO_LOGITS
-        else:
-            for metric in self.metrics:
-                metric.logits(logits, tokens, documents)
+    @property
+    def _predicts(self) -> bool:
+        """Whether no token sees the one that it predicts."""
+        own = [site for site in self.seen if site.kind == "self"]
+        return all(s.causal for s in [s for s in own if s.stack != "encoder"] or own)
+
+    def _logits(self, output: Any, tokens: Tensor, narrowed: Narrowed) -> Logits | None:
+        """What the model says of every token, None where it does not."""
+        assert self.batch is not None
+        if narrowed.was_met:
+            if (logits := narrowed.logits(output)) is not None:
+                return logits
+            self._narrows = False
+            output = self.batch.forward(self.model)  # once more: this is the first batch
+        whole = logits_of(output, self.model, tokens)
+        return None if whole is None else Logits.of(whole)
 
     # which layers
 

@@ -86,7 +86,7 @@ def by_definition(
         scratch = few.new_empty(0), few.new_empty(0)
     logits, weights = (_room(room, shape) for room in scratch)
     product = _room(scratch[1], (len(few), groups, shape[1] // groups * shape[2], n_keys))
-    torch.matmul(_grouped(few, groups), key[:, :, keys].to(dtype).mT, out=product)
+    _multiply(_grouped(few, groups), key[:, :, keys].to(dtype).mT, product)
     seen_part = logits[..., :n_keys]  # (B, H, r, k)
     torch.mul(product.view(*shape[:3], n_keys), scale, out=seen_part)
     if softcap is not None:
@@ -102,9 +102,19 @@ def by_definition(
     if sinks is not None:
         logits[..., -1] = sinks.to(dtype).expand(*query.shape[:3])[:, :, rows]
     torch.softmax(logits, -1, out=weights).nan_to_num_(0)
+    output = few.new_empty(*few.shape[:3], value.shape[-1])
     own = value[:, :, keys].to(dtype)
-    output = _grouped(weights[..., :n_keys], groups) @ own
-    return output.view(*few.shape[:3], -1), visible.any(-1)
+    _multiply(_grouped(weights[..., :n_keys], groups), own, _grouped(output, groups))
+    return output, visible.any(-1)
+
+
+def _multiply(left: Tensor, right: Tensor, out: Tensor) -> None:
+    """(B, K, m, p) products of (B, K, m, n) and (B, K, n, p), sample by sample.
+
+    All at once, torch would first copy keys and values that lie side by side with other heads'.
+    """
+    for one, other, product in zip(left, right, out, strict=True):
+        torch.bmm(one, other, out=product)
 
 
 def _room(scratch: Tensor, shape: tuple[int, ...]) -> Tensor:

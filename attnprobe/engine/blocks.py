@@ -30,9 +30,14 @@ from attnprobe.engine.stats import NEVER, AttentionStats, close_row
 WORTH_THREADS = 1 << 20  # pairs of a call, below which threads cost more than they save
 
 
-def measure(call: AttentionCall) -> AttentionStats:
-    """Reduces one call; half precision is upcast to float32, float64 stays."""
-    sums = Sums(call, cover(call))
+def measure(call: AttentionCall, *, entropy: bool = True) -> AttentionStats:
+    """Reduces one call; half precision is upcast to float32, float64 stays.
+
+    Args:
+        call: what was captured.
+        entropy: whether entropies are wanted, which cost a pass over every block.
+    """
+    sums = Sums(call, cover(call), entropy=entropy)
     kernels = kernels_for(call.query.device, call.query.dtype, call.query.shape[-1])
     if kernels is not None and kernels.supports(sums):
         kernels.fill(sums)
@@ -131,9 +136,9 @@ def _in_threads(planned: deque[Task], sums: Sums, threads: int) -> None:
 class Sums:
     """The outputs while they fill up; `other` is the row without the document's first key."""
 
-    def __init__(self, call: AttentionCall, coverage: Coverage) -> None:
+    def __init__(self, call: AttentionCall, coverage: Coverage, *, entropy: bool = True) -> None:
         rows = call.query.shape[:3]  # (B, H, Tq)
-        self.call, self.coverage = call, coverage
+        self.call, self.coverage, self.has_entropy = call, coverage, entropy
         self.dtype = torch.promote_types(call.query.dtype, torch.float32)
         like = torch.empty(0, dtype=self.dtype, device=call.query.device)
         self.leading = like.new_full((*rows, coverage.leading.shape[-1]), NEVER)  # logits
@@ -209,7 +214,8 @@ class Sums:
         mass += (share[..., None, :] @ weights)[..., 0, :]
         self.other_top[at] = top
         self.other_lse[at] = lse
-        self.other_entropy[at] = lse - values.mul_(weights).sum(-1).div_(total)
+        if self.has_entropy:
+            self.other_entropy[at] = lse - values.mul_(weights).sum(-1).div_(total)
 
     @staticmethod
     def _take_out(values: Tensor, leading: Tensor, unseen: Tensor) -> Tensor:
@@ -235,6 +241,8 @@ class Sums:
         other_lse = self.other_lse.masked_fill_(~coverage.others, NEVER)
         other_entropy = self.other_entropy.clamp_min_(0).masked_fill_(~coverage.others, 0)
         lse, entropy = close_row(first_logit, other_lse, other_entropy)
+        if not self.has_entropy:
+            entropy = other_entropy = torch.full_like(entropy, torch.nan)
         full, null = lse, torch.zeros_like(lse)
         if self.sinks is not None:
             full = torch.logaddexp(lse, self.sinks)
@@ -254,7 +262,7 @@ class Sums:
             first4=leading.sum(-1),
             null=kept(null),
             lse=kept(lse),
-            entropy=kept(entropy),
+            entropy=kept(entropy) if self.has_entropy else entropy,
             entropy_nosink=other_entropy,
             mass=self.mass + self._first_mass(first),
             seen=coverage.seen,

@@ -76,7 +76,7 @@ def _run(mask: Mask) -> tuple[Tensor, Tensor] | None:
 
     Queries of padding may get anything.
     """
-    if mask.dense is not None or mask.rule is not None:
+    if mask.is_by_pair:
         return None
     at = torch.arange(mask.n_queries, device=mask.device)[None] + mask.offset  # (1, Tq)
     low, high = torch.zeros_like(at), torch.full_like(at, mask.n_keys)

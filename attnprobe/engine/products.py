@@ -1,8 +1,8 @@
-"""The products of queries and keys, by the faster of the two matrix libraries torch comes with.
+"""Products of our own making, by the faster of the two matrix libraries torch comes with.
 
 On x86 CPUs other than Intel's the library behind `torch.matmul` keeps to half the vector width;
-the other one, oneDNN, takes little more than half the time on a block of queries. It is reached
-through a private operator, here only, and only if it is there and gives the right numbers.
+the other one, oneDNN, takes little more than half the time on a block of queries and keys, or of
+tokens and the vocabulary. It is reached through a private operator, here only, and only if it is there and gives the right numbers.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 WIDTH = 1024  # keys at once: every new shape costs the library milliseconds and megabytes
 ROWS = 128  # with fewer queries it gains nothing
@@ -54,6 +55,14 @@ def logits(query: Tensor, key: Tensor, out: Tensor) -> Tensor:
     if whole < len(columns):
         torch.mm(rows, columns[whole:].mT, out=found[:, whole:])
     return out
+
+
+def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """(r, c) what `F.linear` makes of (r, d) rows and a (c, d) weight, by the faster library."""
+    if len(rows) < ROWS or not (_suits(rows) and _suits(weight)):
+        return F.linear(rows, weight, bias)
+    product = _product(rows, weight)
+    return product if bias is None else product.add_(bias)
 
 
 def _suits(rows: Tensor) -> bool:

@@ -26,9 +26,10 @@ class AttentionStats:
         first4: (B, H, Tq) attention on the first four keys of the document.
         null: (B, H, Tq) 1 minus the row's sum, the share of a learned sink logit.
         lse: (B, H, Tq) log-sum-exp of the visible logits, a learned sink left out.
-        entropy: (B, H, Tq) in nats, of the row renormalised over real tokens.
+        entropy: (B, H, Tq) in nats, of the row renormalised over real tokens; NaN throughout if
+            entropies were not asked for.
         entropy_nosink: (B, H, Tq) the same with the first key left out; meant for queries with
-            another visible key.
+            another visible key; NaN likewise.
         mass: (B, H, Tk) attention summed over the valid queries.
         seen: (B, h, Tk) how many valid queries see the key.
         max_logit: (B, H) largest logit over the visible pairs of valid queries, -inf where none.

@@ -11,6 +11,7 @@ from torch import Tensor
 from attnprobe.capture.call import AttentionCall, Site
 from attnprobe.capture.documents import Documents
 from attnprobe.engine.stats import AttentionStats
+from attnprobe.logits import Logits
 
 Row = dict[str, Any]
 
@@ -57,6 +58,7 @@ class Metric:
 
     name: ClassVar[str]
     uses_stats: ClassVar[bool] = False  # whether `attention` reads the engine's statistics
+    uses_entropy: ClassVar[bool] = False  # and among them the entropies, which cost more
 
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or Options()
@@ -67,8 +69,8 @@ class Metric:
     def block(self, site: Site, hidden: Tensor, documents: Documents) -> None:
         """The output (B, T, d_model) of the block around a site."""
 
-    def logits(self, logits: Tensor, tokens: Tensor, documents: Documents) -> None:
-        """The model's logits (B, T, V) for tokens (B, T)."""
+    def logits(self, logits: Logits, tokens: Tensor, documents: Documents) -> None:
+        """The model's logits for tokens (B, T), a part of them at a time."""
 
     def forget(self, site: Site) -> None:
         """Drops the attention figures of a site, whose later calls turned out to be no good."""

@@ -49,7 +49,7 @@ class Entropy(Metric):
     """
 
     name = "entropy"
-    uses_stats = True
+    uses_stats = uses_entropy = True
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

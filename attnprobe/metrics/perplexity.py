@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attnprobe.capture.documents import Documents
+from attnprobe.logits import Logits
 from attnprobe.metrics.base import Metric, Tables, numbers
 from attnprobe.metrics.pooling import DocumentMeans
 
 NOT_FINITE = "the model's logits hold NaN or infinity"
-CHUNK = 1 << 22  # logits that are upcast at a time
 
 
 class Perplexity(Metric):
@@ -26,7 +26,7 @@ class Perplexity(Metric):
         super().__init__(*args)
         self._means = DocumentMeans()
 
-    def logits(self, logits: Tensor, tokens: Tensor, documents: Documents) -> None:
+    def logits(self, logits: Logits, tokens: Tensor, documents: Documents) -> None:
         nll, where = next_token_nll(logits, tokens, documents)
         self._means.add("nll", nll[:, None], where[:, None], documents)
 
@@ -48,17 +48,12 @@ class Perplexity(Metric):
         return tables
 
 
-def next_token_nll(logits: Tensor, tokens: Tensor, documents: Documents) -> tuple[Tensor, Tensor]:
+def next_token_nll(logits: Logits, tokens: Tensor, documents: Documents) -> tuple[Tensor, Tensor]:
     """(B, T) -ln p(next token), 0 where there is none, and (B, T) where there is one."""
-    target = tokens.roll(-1, dims=1).long()
+    target = tokens.roll(-1, dims=1).long().flatten()
     where = documents.valid & (documents.index == documents.index.roll(-1, dims=1))
     where[:, -1] = False
-    nll = torch.zeros(tokens.shape, dtype=torch.float32, device=logits.device)
-    step = max(1, CHUNK // (logits.shape[0] * logits.shape[2]))
-    for start in range(0, tokens.shape[1], step):
-        rows = slice(start, start + step)
-        losses = F.cross_entropy(
-            logits[:, rows].flatten(0, 1).float(), target[:, rows].flatten(), reduction="none"
-        )
-        nll[:, rows] = losses.view_as(nll[:, rows])
-    return nll, where
+    nll = torch.zeros(len(target), dtype=torch.float32, device=tokens.device)
+    for rows, part in logits.parts():
+        nll[rows] = F.cross_entropy(part.float(), target[rows].to(part.device), reduction="none")
+    return nll.view_as(tokens), where

@@ -40,6 +40,20 @@ AFTER_OUTPUT = "a gate after W_O (G5) mixes the heads: only the layer's figure e
 LEFT_OUT = "ranks of layers were left out (--no-layer-rank)"
 
 
+class Scratch:
+    """Memory for float64 copies of rows, kept: fresh memory would cost as much as the copying."""
+
+    def __init__(self) -> None:
+        self._room = torch.empty(0, dtype=torch.double)
+
+    def copy(self, rows: Tensor) -> Tensor:
+        """The same (N, n) in float64, until the next copy; on the CPU where the device has none."""
+        device = torch.device("cpu") if rows.device.type == "mps" else rows.device
+        if self._room.numel() < rows.numel() or self._room.device != device:
+            self._room = torch.empty(rows.numel(), dtype=torch.double, device=device)
+        return self._room[: rows.numel()].view_as(rows).copy_(rows)
+
+
 class Scatter:
     """Count, mean and scatter about the mean of rows of n features; merges by Chan's formula.
 
@@ -54,12 +68,20 @@ class Scatter:
         self.mean: Tensor | None = None  # (g, n / g)
         self.scatter: Tensor | None = None  # (g, n / g, n / g)
 
-    def add(self, rows: Tensor) -> None:
-        """Adds (N, n) rows, a few at a time: their float64 copies stay small."""
+    def add(self, rows: Tensor, scratch: Scratch | None = None) -> None:
+        """Adds (N, n) rows, a few at a time: their float64 copies stay small.
+
+        Args:
+            rows: in any real type.
+            scratch: where the copies are made.
+        """
+        scratch = scratch or Scratch()
         for part in rows.split(ROWS_AT_ONCE):
-            wide = float64(part).unflatten(1, (self.groups, -1)).transpose(0, 1)  # (g, N, n / g)
-            mean = wide.mean(1)
-            self._combine(len(part), mean.cpu(), gram(wide - mean[:, None]).cpu())
+            wide = scratch.copy(part)  # (N, n)
+            mean = wide.mean(0)
+            groups = wide.sub_(mean).unflatten(1, (self.groups, -1)).transpose(0, 1)
+            by_group = mean.view(self.groups, -1).cpu()  # (g, n / g)
+            self._combine(len(part), by_group, gram(groups).cpu())
 
     def merge(self, other: Scatter) -> None:
         """Adds the rows of another."""
@@ -99,6 +121,19 @@ def gram(rows: Tensor) -> Tensor:
     return torch.cat([upper, lower], -2)
 
 
+def lower_product(left: Tensor, right: Tensor) -> Tensor:
+    """(…, n, n) left·rightᵀ where that is symmetric: above the diagonal some blocks stay 0."""
+    n = left.shape[-2]
+    if n < SPLIT:
+        return left @ right.mT
+    cut = n // 2
+    out = left.new_zeros(*left.shape[:-1], n)
+    out[..., :cut, :cut] = lower_product(left[..., :cut, :], right[..., :cut, :])
+    out[..., cut:, cut:] = lower_product(left[..., cut:, :], right[..., cut:, :])
+    torch.matmul(left[..., cut:, :], right[..., :cut, :].mT, out=out[..., cut:, :cut])
+    return out
+
+
 @dataclass
 class _Site:
     heads: int
@@ -128,6 +163,7 @@ class Rank(Metric):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._sites: dict[Site, _Site] = {}
+        self._scratch = Scratch()
 
     def attention(self, call: AttentionCall, stats: AttentionStats | None) -> None:
         width = call.value.shape[-1]
@@ -145,9 +181,9 @@ class Rank(Metric):
         if not self.options.layer_rank and site.rows.count == 0:
             site.rows = Scatter(1 if site.gated_output else site.heads)
         if site.gated_output:
-            site.rows.add(_gated_output(call, rows, tokens))
+            site.rows.add(_gated_output(call, rows, tokens), self._scratch)
         else:
-            site.rows.add(rows.flatten(1))
+            site.rows.add(rows.flatten(1), self._scratch)
 
     def forget(self, site: Site) -> None:
         self._sites.pop(site, None)
@@ -283,7 +319,7 @@ def _figures(
     bound = min(bound, count)
     mean_row = (factors @ means[..., :, None]).reshape(len(factors), -1)  # (n, r)
     of_mean = count * mean_row.square().sum(-1)  # (n,)
-    centered = factors @ scatters @ factors.mT  # (n, r, r)
+    centered = lower_product(factors @ scatters, factors)  # (n, r, r)
     gram = centered + count * mean_row[:, :, None] * mean_row[:, None, :]
     sigma = _singular(gram, bound)
     around = _singular(centered, min(bound, max(count - 1, 1)))
@@ -313,7 +349,8 @@ def _figures(
 def _singular(gram: Tensor, bound: int) -> Tensor:
     """(n, bound) singular values of matrices with these Gram matrices, the largest first.
 
-    Only `bound` of them can differ from 0; the others are rounding and are left out.
+    Of the Gram matrices the lower half is read. Only `bound` values can differ from 0; the others
+    are rounding and are left out.
     """
     return torch.linalg.eigvalsh(gram).flip(-1)[:, :bound].clamp_min(0).sqrt()
 

@@ -111,6 +111,11 @@ class Embedding(nn.Module):
             x = x + self.positions(layout.positions)
         return self.dropout(x)
 
+    @property
+    def output(self) -> nn.Linear | nn.Embedding:
+        """The module whose weight maps to the vocabulary."""
+        return self.unembedding if hasattr(self, "unembedding") else self.tokens
+
     def logits(self, hidden: Tensor) -> Tensor:
         """(B, T, d_model) to (B, T, vocab_size)."""
         if hasattr(self, "unembedding"):
@@ -149,6 +154,10 @@ class Decoder(nn.Module):
         for layer in self.layers:
             x = layer(x, layout)
         return self.embedding.logits(self.norm(x)[:, -logits_to_keep:])
+
+    def get_output_embeddings(self) -> nn.Module:
+        """As transformers calls the module that maps to the vocabulary."""
+        return self.embedding.output
 
 
 class EncoderDecoder(nn.Module):

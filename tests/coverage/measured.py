@@ -46,7 +46,7 @@ class Keeping(Metric):
     """Keeps every call's statistics as they are."""
 
     name = "keeping"
-    uses_stats = True
+    uses_stats = uses_entropy = True
     last: Keeping
 
     def __init__(self, *args: Any) -> None:

@@ -271,6 +271,17 @@ def test_any_mask(name: str, groups: int, dtype: torch.dtype, length: int) -> No
     assert_all_agree(case, call)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_entropy_is_left_out_if_nobody_wants_it(name: str) -> None:
+    call = make_call(CASES[name](40))
+    whole, found = measure(call), measure(call, entropy=False)
+    assert bool(found.entropy.isnan().all())
+    assert bool(found.entropy_nosink.isnan().all())
+    for field, values in vars(whole).items():
+        if isinstance(values, Tensor) and "entropy" not in field:
+            torch.testing.assert_close(getattr(found, field), values, rtol=0, atol=0)
+
+
 def learned_sinks(kind: str, n_queries: int) -> Tensor | None:
     return {
         "none": None,

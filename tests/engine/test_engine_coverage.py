@@ -109,7 +109,9 @@ def test_nearly_causal_masks_stay_dense(change: str) -> None:
     else:
         dense[0, 0, 30, 3] = 1e-3
     mask = Mask(LENGTH, LENGTH, dense=dense)
-    assert as_rule(mask, documents) is mask
+    rule = as_rule(mask, documents)
+    assert rule.dense is dense
+    assert rule.adds_only == (change == "a bias")
 
 
 RUNS = {

@@ -61,6 +61,23 @@ def test_products_are_in_full_precision_and_the_setting_is_put_back(precision: s
         torch.set_float32_matmul_precision(before)
 
 
+@pytest.mark.parametrize("rows", [1, 127, 128, 300])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_linear_maps(rows: int, bias: bool, dtype: torch.dtype, operator: str) -> None:
+    random = torch.Generator().manual_seed(0)
+    input = torch.randn(rows, 24, generator=random).to(dtype)
+    weight = torch.randn(1500, 24, generator=random).to(dtype)
+    more = torch.randn(1500, generator=random).to(dtype) if bias else None
+    given = more.clone() if more is not None else None
+    found = products.linear(input, weight, more)
+    assert found.dtype == dtype
+    exact = input.double() @ weight.double().mT + (0.0 if given is None else given.double())
+    rounding = 5e-2 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(found.double(), exact, rtol=rounding, atol=rounding)
+    assert given is None or torch.equal(more, given)
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 def test_threads_do_not_matter(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "WORTH_THREADS", 0)
