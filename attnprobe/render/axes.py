@@ -43,7 +43,7 @@ def heat_map(ax: Axes, part: Part, column: str, top: float, colours: str) -> Axe
         for (row, col), value in np.ndenumerate(values):
             if not np.isnan(value):
                 ink = "white" if value < 0.55 * top else "black"
-                ax.text(col, row, f"{value:.2f}", ha="center", va="center", color=ink, fontsize=8)
+                ax.text(col, row, _share(value), ha="center", va="center", color=ink, fontsize=8)
     ax.set_xlabel("head")
     ax.set_ylabel("layer")
     _whole_ticks(ax.xaxis, numbers)
@@ -53,24 +53,36 @@ def heat_map(ax: Axes, part: Part, column: str, top: float, colours: str) -> Axe
     return image
 
 
-def by_layer(ax: Axes, own: Sequence[tuple[str, Part]], column: str, floor: str | None) -> None:
-    """A line a checkpoint over its layers, the floor dashed; one floor where all have the same."""
+def _share(value: float) -> str:
+    """Two decimals; what is below 1 is not rounded to it."""
+    text = f"{value:.2f}"
+    return ">.99" if text == "1.00" and value < 1 else text
+
+
+def by_layer(ax: Axes, own: Sequence[tuple[int, str, Part]], column: str, floor: str) -> None:
+    """A line a checkpoint over its layers, the floor dashed; one floor where all have the same.
+
+    Args:
+        ax: where to draw.
+        own: number, which the colour goes by, name and part of each checkpoint.
+        column: the figure.
+        floor: the column of its floor.
+    """
     floors = {}
-    for n, (name, part) in enumerate(own):
+    for n, name, part in own:
         x, y = _series(part.figures(column))
         every = max(1, len(x) // 16)
         ax.plot(x, y, color=colour(n), marker=marker(n), markevery=every, markersize=5, label=name)
-        if floor is not None:
-            floors[n] = _series(part.figures(floor))
+        floors[n] = _series(part.figures(floor))
     same = len({tuple(np.round(y, 9)) for _, y in floors.values()}) == 1
-    for n, (x, y) in floors.items():
-        if same and n:
+    for drawn, (n, (x, y)) in enumerate(floors.items()):
+        if same and drawn:
             continue
-        label = "floor (length and mask)" if n == 0 else None
+        label = None if drawn else "floor (length and mask)"
         ax.plot(x, y, "--", color=GREY if same else colour(n), linewidth=1.2, label=label)
     ax.set_xlabel("layer")
     ax.set_ylim(0, 1.06 * ax.get_ylim()[1])
-    _whole_limits(ax, sorted({layer for _, part in own for layer in part.layers}))
+    _whole_limits(ax, sorted({layer for *_, part in own for layer in part.layers}))
     plain_legend(ax)
 
 

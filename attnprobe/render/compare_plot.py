@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 import pandas as pd
@@ -32,7 +34,7 @@ PANELS = (
     ("gate_mean", "Gate", "mean of the gate"),
     ("sink_rate", "Heads that sink on it", "share of heads"),
 )
-SHOWN = 5
+SHOWN, COLUMNS = 5, 3
 WIDE = 20  # a largest activation so many times the smallest needs a log axis
 NAME = 28  # characters of a checkpoint's name in the legend
 
@@ -64,40 +66,74 @@ def check_suffix(path: Path) -> None:
 
 
 def draw(comparison: Comparison) -> Figure:
-    """The figure: panels over layers, and one of the model's ratios with their intervals."""
-    rows, part = _one_part(comparison.layers)
-    there = [panel for panel in PANELS if rows[rows["metric"] == panel[0]]["value"].notna().any()]
-    there = there[:SHOWN]
-    columns = min(3, len(there) + 1)
-    lines = -(-(len(there) + 1) // columns)
-    figure = Figure(figsize=(2.45 * columns + 0.2, 2.0 * lines + 0.5), layout="constrained")
-    grid = list(figure.subplots(lines, columns, squeeze=False).ravel())
-    for ax, (metric, title, unit) in zip(grid, there, strict=False):
-        _over_layers(ax, comparison, rows[rows["metric"] == metric])
-        titled(ax, title)
-        ax.set_ylabel(unit)
-    _ratios(grid[len(there)], comparison)
-    for ax in grid[len(there) + 1 :]:
-        ax.remove()
-    handles, names = grid[0].get_legend_handles_labels()
+    """The figure: panels over layers, and one of the model's ratios with their intervals.
+
+    Where there are several stacks or kinds of attention each has its own panels, and the ratios
+    stand beside the first of their kind.
+    """
+    blocks = _blocks(comparison)
+    lines = [-(-len(block.panels) // COLUMNS) for block in blocks]
+    columns = min(COLUMNS, max(len(block.panels) for block in blocks))
+    heights = [2.0 * n + 0.2 for n in lines]
+    figure = Figure(figsize=(2.45 * columns + 0.2, sum(heights) + 0.3), layout="constrained")
+    rows: Any = figure.subfigures(len(blocks), 1, height_ratios=heights, squeeze=False)
+    named: dict[str, Any] = {}  # what the legend of all panels explains
+    for row, block, count in zip(rows[:, 0], blocks, lines, strict=True):
+        grid = list(row.subplots(count, columns, squeeze=False).ravel())
+        for ax, panel in zip(grid, block.panels, strict=False):
+            panel(ax)
+            handles, names = ax.get_legend_handles_labels()
+            named |= {n: h for n, h in zip(names, handles, strict=True) if n not in named}
+        for ax in grid[len(block.panels) :]:
+            ax.remove()
+        if block.title:
+            row.suptitle(block.title, fontsize=9)
     legend = figure.legend(
-        handles, names, loc="outside upper center", ncols=min(4, len(names)), frameon=False
+        list(named.values()),
+        list(named),
+        loc="outside upper center",
+        ncols=min(4, len(named)),
+        frameon=False,
     )
     for text in legend.get_texts():
         text.set_parse_math(False)
-    if part:
-        figure.suptitle(part, fontsize=9)
     return figure
 
 
-def _one_part(rows: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """The layers of one stack and kind, self-attention of the decoder first, and its title."""
-    keys = list(dict.fromkeys(zip(rows["stack"], rows["kind"], strict=True)))
+@dataclass(frozen=True)
+class _Block:
+    """The panels of one stack and kind of attention, "" where there is no other."""
+
+    title: str
+    panels: list[Callable[[Any], None]]
+
+
+def _blocks(comparison: Comparison) -> list[_Block]:
+    """Self-attention of the decoder first."""
+    layers = comparison.layers
+    keys = list(dict.fromkeys(zip(layers["stack"], layers["kind"], strict=True)))
     keys.sort(key=lambda key: (key[1] != "self", key[0] != "decoder"))
-    if len(keys) < 2:
-        return rows, ""
-    own = rows[(rows["stack"] == keys[0][0]) & (rows["kind"] == keys[0][1])]
-    return own, part_title(keys[0])
+    kinds = [kind for kind in comparison.model["kind"].unique() if _has_ratios(comparison, kind)]
+    blocks = []
+    for stack, kind in keys:
+        rows = layers[(layers["stack"] == stack) & (layers["kind"] == kind)]
+        there = [p for p in PANELS if rows[rows["metric"] == p[0]]["value"].notna().any()]
+        panels: list[Callable[[Any], None]] = [
+            partial(_panel, comparison, rows[rows["metric"] == metric], title, unit)
+            for metric, title, unit in there[:SHOWN]
+        ]
+        if kind in kinds:
+            kinds.remove(kind)
+            panels.append(partial(_ratios, comparison, kind, is_named=len(keys) > 1))
+        if panels:
+            blocks.append(_Block(part_title((stack, kind)) if len(keys) > 1 else "", panels))
+    return blocks
+
+
+def _panel(comparison: Comparison, rows: pd.DataFrame, title: str, unit: str, ax: Axes) -> None:
+    _over_layers(ax, comparison, rows)
+    titled(ax, title)
+    ax.set_ylabel(unit)
 
 
 def _over_layers(ax: Axes, comparison: Comparison, rows: pd.DataFrame) -> None:
@@ -106,6 +142,8 @@ def _over_layers(ax: Axes, comparison: Comparison, rows: pd.DataFrame) -> None:
     layers = sorted({int(layer) for layer in rows["layer"]})
     for n, name in enumerate(comparison.names):
         own = rows[rows["checkpoint"] == name].sort_values("layer")
+        if own.empty:
+            continue
         y = own["value"].to_numpy(float)
         if metric == "erank":
             y = y / own["bound"].to_numpy(float)
@@ -127,10 +165,15 @@ def _over_layers(ax: Axes, comparison: Comparison, rows: pd.DataFrame) -> None:
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
-def _ratios(ax: Axes, comparison: Comparison) -> None:
+def _has_ratios(comparison: Comparison, kind: str) -> bool:
+    model = comparison.model
+    return bool(((model["kind"] == kind) & (model["ratio"] > 0)).any())
+
+
+def _ratios(comparison: Comparison, kind: str, ax: Axes, *, is_named: bool) -> None:
     """A point a figure and checkpoint on a log axis; hollow where no difference is seen."""
     model = comparison.model
-    model = model[(model["kind"] == model["kind"].iloc[0]) & (model["ratio"] > 0)]
+    model = model[(model["kind"] == kind) & (model["ratio"] > 0)]
     metrics = [m for m in LABELS if (model["metric"] == m).any()]
     others = comparison.names[1:]
     ends = [1.0]
@@ -167,7 +210,8 @@ def _ratios(ax: Axes, comparison: Comparison) -> None:
     ax.set_xlabel(
         f"{100 * comparison.confidence:g} % interval (* none)\nhollow: no difference seen"
     )
-    titled(ax, f"Ratio to {_short(comparison.names[0])}")
+    about = f", {kind}-attention" if is_named else ""
+    titled(ax, f"Ratio to {_short(comparison.names[0])}{about}")
 
 
 def _few_logs(ax: Axes, low: float, high: float) -> None:

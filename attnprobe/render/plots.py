@@ -17,9 +17,10 @@ from matplotlib.figure import Figure
 
 from attnprobe.errors import InputError
 from attnprobe.files import replacing
-from attnprobe.render import axes
+from attnprobe.render import axes, overview
 from attnprobe.render.names import labels
 from attnprobe.render.parts import Part, part_keys, part_title, parts
+from attnprobe.render.shares import Named, colour_bar, known, share_top, with_share
 from attnprobe.result import Result
 
 FORMATS = ("png", "svg", "pdf")
@@ -51,7 +52,7 @@ class Drawing:
     figure: Figure
 
 
-Maker = Callable[[Sequence[tuple[str, Result]]], Iterator[Drawing]]
+Maker = Callable[[Named], Iterator[Drawing]]
 
 
 def plot(
@@ -108,7 +109,7 @@ def file_name(label: str, taken: Sequence[str] = ()) -> str:
     return unique
 
 
-def _files(named: Sequence[tuple[str, Result]]) -> list[tuple[str, str, Result]]:
+def _files(named: Named) -> list[tuple[str, str, Result]]:
     """File name, label and result of each checkpoint."""
     files: list[str] = []
     for label, _ in named:
@@ -116,28 +117,18 @@ def _files(named: Sequence[tuple[str, Result]]) -> list[tuple[str, str, Result]]
     return [(file, *pair) for file, pair in zip(files, named, strict=True)]
 
 
-def _known(part: Part, column: str) -> bool:
-    return bool(part.rows("heads")[column].notna().any())
-
-
-def _share_top(named: Sequence[tuple[str, Result]]) -> float:
-    """The upper end of the F-Attr scale, the same in all heat maps of a call."""
-    largest = max((float(r.heads["f_attr"].max()) for _, r in named if len(r.heads)), default=1.0)
-    return next((top for top in (0.1, 0.25, 0.5) if largest <= top), 1.0)
-
-
 # one file a checkpoint
 
 
-def _share_maps(named: Sequence[tuple[str, Result]]) -> Iterator[Drawing]:
-    top = _share_top(named)
+def _share_maps(named: Named) -> Iterator[Drawing]:
+    top = share_top(named)
     for file, label, result in _files(named):
         figure = _heat_maps(label, result, "f_attr", top, "viridis", "F-Attr, share of attention")
         if figure is not None:
             yield Drawing(f"{file}-f_attr", figure)
 
 
-def _entropy_maps(named: Sequence[tuple[str, Result]]) -> Iterator[Drawing]:
+def _entropy_maps(named: Named) -> Iterator[Drawing]:
     for file, label, result in _files(named):
         figure = _heat_maps(label, result, "entropy_norm", 1.0, "cividis", "entropy, share of ln n")
         if figure is not None:
@@ -148,7 +139,7 @@ def _heat_maps(
     label: str, result: Result, column: str, top: float, colours: str, unit: str
 ) -> Figure | None:
     """Heat maps of all kinds of attention of a checkpoint side by side, on one scale."""
-    own = [part for part in parts(result) if _known(part, column)]
+    own = [part for part in parts(result) if known(part, column)]
     if not own:
         return None
     heads, layers = max(p.head_count for p in own), max(len(p.layers) for p in own)
@@ -161,34 +152,11 @@ def _heat_maps(
         axes.titled(ax, part_title((part.stack, part.kind)) if len(own) > 1 else label)
     if len(own) > 1:
         figure.suptitle(label, parse_math=False)
-    _colour_bar(figure, image, list(grid), unit, own if column == "f_attr" else ())
+    colour_bar(figure, image, list(grid), unit, own if column == "f_attr" else ())
     return figure
 
 
-def _colour_bar(
-    figure: Figure, image: Any, grid: Sequence[Any], unit: str, own: Sequence[Part]
-) -> None:
-    """A scale, with the floor marked where all layers have the same."""
-    height = figure.bbox.height / figure.dpi
-    bar = figure.colorbar(image, ax=grid, label=unit, pad=0.03, aspect=max(15, 8 * height))
-    bar.outline.set_visible(False)
-    floors = [v for p in own for v in p.figures("f_attr_uniform").values() if v is not None]
-    if floors and max(floors) - min(floors) < 1e-6:
-        bar.ax.axhline(floors[0], color="white", linewidth=2.5)
-        bar.ax.axhline(floors[0], color="black", linewidth=1, linestyle="--")
-        bar.ax.annotate(
-            "floor",
-            (0, floors[0]),
-            xycoords=("axes fraction", "data"),
-            xytext=(-3, 0),
-            textcoords="offset points",
-            ha="right",
-            va="center",
-            fontsize=8,
-        )
-
-
-def _positions(named: Sequence[tuple[str, Result]]) -> Iterator[Drawing]:
+def _positions(named: Named) -> Iterator[Drawing]:
     for file, label, result in _files(named):
         own = [p for p in parts(result) if p.rows("positions")["alpha"].notna().any()]
         if not own:
@@ -227,7 +195,7 @@ def _colour_layers(figure: Figure, ax: Any, lines: dict[int, Any]) -> None:
     axes.plain_legend(ax)
 
 
-def _spectra(named: Sequence[tuple[str, Result]]) -> Iterator[Drawing]:
+def _spectra(named: Named) -> Iterator[Drawing]:
     for file, label, result in _files(named):
         own = [
             (part, layer)
@@ -251,7 +219,7 @@ def _spectra(named: Sequence[tuple[str, Result]]) -> Iterator[Drawing]:
         yield Drawing(f"{file}-spectra", figure)
 
 
-def _gates(named: Sequence[tuple[str, Result]]) -> Iterator[Drawing]:
+def _gates(named: Named) -> Iterator[Drawing]:
     for file, label, result in _files(named):
         own = [
             (part, layer, row)
@@ -311,11 +279,11 @@ def _outer_labels(figure: Figure, title: str, below: str, beside: str) -> None:
 # one file for all checkpoints
 
 
-def _by_layer(named: Sequence[tuple[str, Result]]) -> Iterator[Drawing]:
+def _by_layer(named: Named) -> Iterator[Drawing]:
     groups = {
         key: own
         for key in part_keys([result for _, result in named])
-        if (own := _with_share(named, key))
+        if (own := with_share(named, key))
     }
     if not groups:
         return
@@ -330,70 +298,10 @@ def _by_layer(named: Sequence[tuple[str, Result]]) -> Iterator[Drawing]:
     yield Drawing("f_attr-by-layer", figure)
 
 
-def _with_share(
-    named: Sequence[tuple[str, Result]], key: tuple[str, str]
-) -> list[tuple[str, Part]]:
-    """The checkpoints in which this kind of attention has an F-Attr."""
-    own = [(label, Part(result, *key)) for label, result in named]
-    return [(label, part) for label, part in own if part.layers and _known(part, "f_attr")]
-
-
-def _overview(named: Sequence[tuple[str, Result]]) -> Iterator[Drawing]:
-    """Heat maps side by side, F-Attr by layer, and the gate: what gating does, on one figure."""
-    keys = part_keys([result for _, result in named])
-    keys.sort(key=lambda key: (key[1] != "self", key[0] != "decoder"))
-    own = _with_share(named, keys[0]) if keys else []
-    if not own:
-        return
-    mapped, top = own[:3], _share_top(named)
-    figure = Figure(figsize=(7.6, 5.6), layout="constrained")
-    halves: Any = figure.subfigures(2, 1, height_ratios=(1.05, 1))
-    upper, lower = halves
-    grid = upper.subplots(1, len(mapped), squeeze=False)[0]
-    for ax, (label, part) in zip(grid, mapped, strict=True):
-        image = axes.heat_map(ax, part, "f_attr", top, "viridis")
-        axes.titled(ax, label)
-    _colour_bar(upper, image, list(grid), "F-Attr, share of attention", [p for _, p in mapped])
-    beside = _gate_panel(own) or _alpha_panel(own)
-    panels = lower.subplots(1, 2 if beside else 1, squeeze=False)[0]
-    axes.by_layer(panels[0], own, "f_attr", "f_attr_uniform")
-    panels[0].set_ylabel("F-Attr, share of attention")
-    axes.titled(panels[0], "Attention on the first token")
-    if beside is not None:
-        beside(panels[1])
-    yield Drawing("overview", figure)
-
-
-def _gate_panel(own: Sequence[tuple[str, Part]]) -> Callable[[Any], None] | None:
-    """Draws the gates of all layers in one histogram; None without gates between 0 and 1."""
-    pooled = [(n, label, axes.pooled_gate(part)) for n, (label, part) in enumerate(own)]
-    gates = [(n, label, row) for n, label, row in pooled if row and axes.unit_gate(row)]
-
-    def draw(ax: Any) -> None:
-        for n, label, row in gates:
-            axes.gate_histogram(ax, row, n, label)
-        axes.gate_axis(ax, [row for *_, row in gates])
-        ax.set_ylim(bottom=0)
-        ax.set_xlabel("value of the gate")
-        ax.set_ylabel("share of values")
-        axes.titled(ax, "How far the gate is open")
-        axes.plain_legend(ax)
-
-    return draw if gates else None
-
-
-def _alpha_panel(own: Sequence[tuple[str, Part]]) -> Callable[[Any], None] | None:
-    """Draws attention over position, layers averaged; None where it was not measured."""
-    lines = [(n, label, *axes.mean_alpha(part)) for n, (label, part) in enumerate(own)]
-
-    def draw(ax: Any) -> None:
-        for n, label, x, y in lines:
-            ax.plot(x, y, color=axes.colour(n), linestyle=axes.dashes(n), label=label)
-        axes.label_positions(ax)
-        axes.titled(ax, "Attention by position, mean of layers")
-        axes.plain_legend(ax)
-
-    return draw if any(len(x) for _, _, x, _ in lines) else None
+def _overview(named: Named) -> Iterator[Drawing]:
+    figure = overview.draw(named)
+    if figure is not None:
+        yield Drawing("overview", figure)
 
 
 VIEWS: dict[str, tuple[Maker, ...]] = {

@@ -166,3 +166,19 @@ def test_a_figure_of_nothing_but_ranks() -> None:
         result.model["ppl"] = float("nan")
     figure = compare_plot.draw(compare(results))
     assert [ax.get_title() for ax in figure.axes] == ["Effective rank of the layer", "Ratio to a"]
+
+
+def test_the_figure_has_every_stack_and_kind() -> None:
+    results = [made("a"), made("b", seed=1)]
+    for result in results:
+        cross = result.layers.assign(kind="cross", site="x")
+        result.layers = pd.concat([result.layers, cross], ignore_index=True)
+        result.model = pd.concat(
+            [result.model, result.model.assign(kind="cross")], ignore_index=True
+        )
+    figure = compare_plot.draw(compare(results))
+    titles = [row.get_suptitle() for row in figure.subfigs]
+    assert titles == ["decoder self-attention", "decoder cross-attention"]
+    for row, kind in zip(figure.subfigs, ("self", "cross"), strict=True):
+        assert row.axes[0].get_title() == "Attention on the first token"
+        assert row.axes[-1].get_title() == f"Ratio to a, {kind}-attention"
