@@ -326,7 +326,8 @@ class Scan:
             InputError: a head that is in no layer.
             NothingMeasuredError: no figure could be taken.
         """
-        tables = [metric.tables() for metric in self.metrics]
+        untold = {"perplexity"} if self.no_perplexity else set()  # in some batches, so in all
+        tables = [metric.tables() for metric in self.metrics if metric.name not in untold]
         tables.append(self._refusals())
         rows = collected(tables, list(self.seen))
         self._explain(rows)

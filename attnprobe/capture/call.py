@@ -12,23 +12,23 @@ from attnprobe.capture.documents import Documents
 from attnprobe.capture.masks import Mask
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class Site:
-    """Where in the model a call was made.
+    """Where in the model a call was made; its path tells it from others.
 
     Attributes:
         path: the module's path, with `#n` behind it for the n-th further call in one pass.
         stack: decoder, encoder, vision, …; "decoder 2" for a second one in the same blocks.
         kind: self or cross.
         layer: the model's own number of the layer in that stack.
-        causal: no query sees a key after its own position.
+        causal: no query of any batch so far sees a key after its own position.
     """
 
     path: str
-    stack: str
-    kind: str
-    layer: int
-    causal: bool = True
+    stack: str = field(compare=False)
+    kind: str = field(compare=False)
+    layer: int = field(compare=False)
+    causal: bool = field(default=True, compare=False)
 
     @property
     def base(self) -> str:

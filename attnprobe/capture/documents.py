@@ -48,6 +48,11 @@ class Documents:
         """Whether every row is one document without padding."""
         return bool((self.ids == self.ids[:, :1]).all()) and bool(self.valid[:, 0].all())
 
+    @cached_property
+    def has_pairs(self) -> bool:
+        """Whether some document has two tokens, so that one could see the other."""
+        return bool((self.lengths > 1).any())
+
     def tokens_of(self, values: Tensor) -> Tensor:
         """(B, T, …) figures of all tokens as (N, …) of the real ones; no copy without padding."""
         return values.flatten(0, 1) if bool(self.valid.all()) else values[self.valid]

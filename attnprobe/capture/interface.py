@@ -45,6 +45,7 @@ class InterfaceTap:
         model: whose calls are reported; other models of the process run as ever.
         on_call: gets every attention call.
         on_other: gets the reason why the running module's attention is none over tokens.
+        known: gives an earlier mask of the very same parts, of which more may be known.
     """
 
     def __init__(
@@ -52,8 +53,10 @@ class InterfaceTap:
         model: nn.Module,
         on_call: Callable[[RawCall], None],
         on_other: Callable[[str], None],
+        known: Callable[[Mask], Mask] = lambda mask: mask,
     ) -> None:
         self.model, self.on_call, self.on_other = model, on_call, on_other
+        self.known = known
         self._modules = {id(module) for module in model.modules()}
         self._checked: dict[int, bool] = {}  # by module: whether ours gives what its own does
         self._undo = ExitStack()
@@ -135,6 +138,7 @@ class InterfaceTap:
         call = _read(original, module, query, key, value, attention_mask, kwargs)
         if call is None:
             return own()
+        call = replace(call, mask=self.known(call.mask))
         with torch._C.DisableTorchFunction():
             output = attend(
                 call.query,

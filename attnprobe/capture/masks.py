@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -32,6 +32,7 @@ class Mask:
         documents: (B, Tq) and (B, Tk) ids; a query sees keys of its own id only.
         dense: the mask that the model made itself, 4-D and broadcastable to (B, H, Tq, Tk); boolean
             (True is visible) or real-valued (added to the logits, very negative hides the key).
+        adds_only: the dense part is only added; which keys are seen the other parts say.
         rule: any other visibility, of runs of queries and keys; boolean, broadcastable to
             (B, H, Tq', Tk').
         rule_heads: H where the rule may differ by head.
@@ -47,14 +48,26 @@ class Mask:
     key_padding: Tensor | None = None
     documents: tuple[Tensor, Tensor] | None = None
     dense: Tensor | None = None
+    adds_only: bool = False
     rule: Callable[[slice, slice], Tensor] | None = None
     rule_heads: int = 1
     device: torch.device | str = "cpu"
 
     @property
     def heads(self) -> int:
-        """H where heads may see different keys, else 1."""
+        """H where heads may have different masks, else 1."""
         return max(self.rule_heads, 1 if self.dense is None else self.dense.shape[1])
+
+    @property
+    def is_by_pair(self) -> bool:
+        """Whether only a look at every pair tells which keys are seen."""
+        return self.rule is not None or (self.dense is not None and not self.adds_only)
+
+    @property
+    def is_ruled(self) -> bool:
+        """Whether a part beside the dense one says which keys are seen."""
+        parts = (self.window, self.ahead, self.key_padding, self.documents, self.rule)
+        return self.causal or any(part is not None for part in parts)
 
     def span(self, rows: slice) -> slice:
         """The keys that any of these queries can see; all others need not be looked at."""
@@ -102,7 +115,7 @@ class Mask:
     @cached_property
     def empty(self) -> Tensor | None:
         """(B | 1, Tq) True where a query sees no key in any head, None where there is none."""
-        if (self.documents, self.dense, self.rule) == (None,) * 3:
+        if self.documents is None and not self.is_by_pair:
             seen = self._count_by_position() > 0
         else:
             every, parts = slice(None), []
@@ -136,14 +149,26 @@ class Mask:
         Args:
             learned_keys: how many of the last keys stand at no position.
         """
+        if learned_keys not in self._futures:
+            self._futures[learned_keys] = self._sees_future(self.n_keys - learned_keys)
+        return self._futures[learned_keys]
+
+    @cached_property
+    def _futures(self) -> dict[int, bool]:
+        """What `sees_future` found, by the number of learned keys."""
+        return {}
+
+    def _sees_future(self, n_keys: int) -> bool:
         if self.causal:
             return False
-        n_keys = self.n_keys - learned_keys
         for rows in self.row_blocks():
-            visible = self.visible(rows, slice(0, n_keys), slice(None), slice(None))
+            first = max(0, rows.start + self.offset + 1)  # the first key after the first query
+            if first >= n_keys:
+                return False
+            visible = self.visible(rows, slice(first, n_keys), slice(None), slice(None))
             if visible is None:
-                return n_keys > 1
-            if bool(torch.triu(visible, diagonal=rows.start + self.offset + 1).any()):
+                return True
+            if bool(torch.triu(visible, diagonal=rows.start + self.offset + 1 - first).any()):
                 return True
         return False
 
@@ -186,7 +211,7 @@ class Mask:
         return (query[batch, rows, None] == key[batch, None, keys])[:, None]  # (b, 1, Tq', Tk')
 
     def _by_dense(self, rows: slice, keys: slice, batch: slice, heads: slice) -> Tensor | None:
-        if self.dense is None:
+        if self.dense is None or self.adds_only:
             return None
         part = _cut(self.dense, (batch, heads, rows, keys))
         if part.dtype == torch.bool:
@@ -194,51 +219,68 @@ class Mask:
         return part > max(HIDDEN, torch.finfo(part.dtype).min / 2)
 
 
-def as_rule(mask: Mask, keys: Documents) -> Mask:
-    """A dense mask of self-attention as the rule it spells out, where it is a known one.
+def as_rule(mask: Mask, queries: Documents, keys: Documents | None = None) -> Mask:
+    """A dense mask with its visibility as the rule that it spells out, where it is a known one.
 
     Known are causal and full attention, within documents and without the padding; rows of padding
-    may hold anything, for they are not measured. A mask that adds a real bias stays dense.
+    may hold anything, for they are not measured. What the mask adds to the logits stays.
 
     Args:
-        mask: with as many queries as keys.
-        keys: the documents on both sides.
+        mask: the mask.
+        queries, keys: the documents on both sides, the same ones by default.
     """
-    if mask.dense is None or mask.heads != 1 or mask.n_queries != mask.n_keys:
+    keys = queries if keys is None else keys
+    if mask.dense is None or mask.adds_only:
         return mask
-    length = mask.n_keys
-    padding = None if bool(keys.valid.all()) else keys.valid
-    packed = None if len(keys) == keys.ids.shape[0] else (keys.ids, keys.ids)
-    for causal in (True, False):
+    spelled = (spelled_out(mask, rule, queries.valid) for rule in _candidates(mask, queries, keys))
+    return next((rule for rule in spelled if rule is not None), mask)
+
+
+def _candidates(mask: Mask, queries: Documents, keys: Documents) -> Iterator[Mask]:
+    """The rules that a dense mask may spell out."""
+    if mask.is_ruled:
+        yield replace(mask, dense=None)
+    packed = None
+    if len(queries) > len(queries.ids) or len(keys) > len(keys.ids):
+        packed = (queries.ids, keys.ids)
+    for causal in (True, False) if mask.n_queries == mask.n_keys else (False,):
         for documents in {packed, None}:
-            rule = Mask(
-                length,
-                length,
+            yield Mask(
+                mask.n_queries,
+                mask.n_keys,
                 causal=causal,
-                key_padding=padding,
+                key_padding=None if bool(keys.valid.all()) else keys.valid,
                 documents=documents,
                 device=mask.device,
             )
-            if _agree(mask, rule, keys.valid):
-                return rule
-    return mask
 
 
-def _agree(dense: Mask, rule: Mask, real: Tensor) -> bool:
-    """Whether both let the real queries (B, T) see the same keys, and nothing is added there."""
-    every = slice(None)
-    for rows in dense.row_blocks():
-        keys = slice(0, dense.n_keys)
-        seen = dense.visible(rows, keys, every, every)
-        bias = dense.bias(rows, keys, every, every)
-        expected = rule.visible(rows, keys, every, every)
+def spelled_out(mask: Mask, rule: Mask, real: Tensor) -> Mask | None:
+    """A mask with its visibility as the rule says it; None where it says another.
+
+    Args:
+        mask: with a dense part.
+        rule: without.
+        real: (B, Tq) the queries that must see the same keys under both.
+    """
+    every, keys = slice(None), slice(0, mask.n_keys)
+    adds, lacks = False, False
+    for rows in mask.row_blocks():
+        seen, expected = (m.visible(rows, keys, every, every) for m in (mask, rule))
         assert seen is not None
-        wrong = ~seen if expected is None else seen != expected
-        if bias is not None:
-            wrong = wrong | (seen & (bias != 0))
-        if bool((wrong & real[:, None, rows, None]).any()):
-            return False
-    return True
+        own = real[:, None, rows, None]
+        expected = torch.ones_like(seen) if expected is None else expected
+        differs = seen != expected
+        if bool(differs.any()):
+            if bool((differs & own).any()):
+                return None
+            lacks |= bool((differs & expected).any())
+        bias = None if adds else mask.bias(rows, keys, every, every)
+        adds |= bias is not None and bool((own & seen & (bias != 0)).any())
+    if not adds:
+        return rule
+    # what is added where padding sees less than the rule lets it need not be a number
+    return None if lacks else replace(rule, dense=mask.dense, adds_only=True)
 
 
 def _cut(tensor: Tensor, slices: tuple[slice, ...]) -> Tensor:

@@ -7,6 +7,7 @@ projection and gate are known. One layer's tensors are held at a time.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
 from types import TracebackType
 from typing import Any
@@ -16,16 +17,17 @@ import torch
 from torch import Tensor, nn
 
 from attnprobe.capture.around import Ran, feeds_forward
-from attnprobe.capture.call import AttentionCall, Gate, Projection, Site
+from attnprobe.capture.call import AttentionCall, Gate, Site
+from attnprobe.capture.completion import Completion
 from attnprobe.capture.documents import Documents
-from attnprobe.capture.folding import ordered, unfolded
-from attnprobe.capture.gates import GateReader, fits, gate_behind
+from attnprobe.capture.folding import unfolded
+from attnprobe.capture.gates import fits
 from attnprobe.capture.interface import InterfaceTap
 from attnprobe.capture.kernels import KernelTap
-from attnprobe.capture.masks import Mask, as_rule
 from attnprobe.capture.pending import Pending, versions_of
-from attnprobe.capture.projection import as_heads, read_gate, reordered, same_as
+from attnprobe.capture.projection import as_heads, read_gate, same_as
 from attnprobe.capture.raw import RawCall
+from attnprobe.capture.rules import Rules
 from attnprobe.capture.sdpa import SdpaTap
 from attnprobe.capture.segments import follows, is_behind
 from attnprobe.capture.sites import Sites, stack_of
@@ -33,18 +35,12 @@ from attnprobe.capture.streams import NO_TEXT, Streams
 from attnprobe.capture.trace import Frame, ModuleTrace, within
 from attnprobe.models.gate import Gate as GateModule
 
-UNTOLD = "its rows are not those of the tokens, whose padding and documents cannot be told in it"
-NO_CONSUMER = "no linear map was found that reads the attention output"
-TWO_CONSUMERS = "several linear maps read the attention output: which is W_O cannot be told"
-REORDERED = "the module merges its heads in an order of its own, which no head's part is read from"
 UNREAD = (
     "a softmax over scores was seen in it, but not where its matrix is multiplied with values "
     "(mixed heads, blocks, or a matrix changed after the softmax)"
 )
 NO_SOFTMAX = "it weighs values by scores that no softmax was seen to make attention of"
 CHUNKED = "its queries come in parts, call by call: their places among the tokens cannot be told"
-MORE_KEYS = "it has more keys than tokens, and which of them stand for none cannot be told"
-CHANGED = "a tensor was changed in place after the attention call"
 
 
 class Recorder:
@@ -69,11 +65,12 @@ class Recorder:
         self._trace = ModuleTrace(model, _unseen(self._on_exit))
         self._tap = SdpaTap(self._on_attention, self._on_linear, self._owner)
         self.unread: dict[str, str] = {}  # paths of softmaxes whose product was not seen
-        self._interface = InterfaceTap(model, _unseen(self._on_attention), self._on_other)
+        self._interface = InterfaceTap(
+            model, _unseen(self._on_attention), self._on_other, lambda mask: self._rules.known(mask)
+        )
         self._kernels = KernelTap(model, self._on_attention)
         self.excluded: dict[str, str] = {}  # paths of attention over other things than tokens
-        self._projections: dict[Site, Projection] = {}
-        self._gates = GateReader()
+        self._completion = Completion(self.sites)
         self._start({})
 
     @property
@@ -83,13 +80,14 @@ class Recorder:
 
     def _start(self, streams: dict[str, Documents]) -> None:
         self._streams = Streams(streams)
+        self._rules = Rules()
+        self._completion.start(self._streams, self._rules)
         self._pending: list[Pending] = []
         self._calls: dict[str, int] = {}
         # the run of a module in which it last called; its tensors go when it ends
         self._called: WeakValueDictionary[str, Frame] = WeakValueDictionary()
         self._early_gates: dict[str, list[Gate]] = {}
         self._blocks: dict[str, Site] = {}
-        self._rules: dict[tuple[Any, ...], tuple[Tensor, Mask]] = {}
         self._sizes: set[tuple[str, int, int]] = set()  # of the calls that hold no matrix
 
     def watch(self, streams: dict[str, Documents]) -> Recorder:
@@ -122,6 +120,8 @@ class Recorder:
     # what the taps report
 
     def _on_attention(self, raw: RawCall) -> None:
+        if not raw.is_matrix:
+            raw = replace(raw, mask=self._rules.known(raw.mask))
         owner = self._owning_frame()
         frame = self._trace.running[-1] if self._trace.running else owner
         if raw.is_matrix:
@@ -316,90 +316,7 @@ class Recorder:
             pending.frame.read.clear()
             # under the model's own autocast the figures would be taken in its half precision
             with torch.autocast(pending.raw.query.device.type, enabled=False):
-                self.on_call(self._complete(pending))
-
-    def _complete(self, pending: Pending) -> AttentionCall:
-        raw, reasons = pending.raw, {}
-        if pending.was_folded and pending.consumed is not None:
-            raw = ordered(raw, pending.consumed)
-        if raw.problem:
-            reasons["all"] = raw.problem
-        if versions_of(pending.raw) != pending.versions:
-            reasons["all"] = CHANGED
-        queries, keys = self._streams.documents(pending.site, raw)
-        if pending.site.kind == "cross" and self._streams.are_outnumbered(raw):
-            reasons["all"] = MORE_KEYS
-        if self._streams.are_other_rows(raw):
-            reasons["all"] = UNTOLD
-        if queries is keys and self._streams.do_not_tell(pending.site, queries):
-            reasons["all"] = UNTOLD
-        projection = gate = None
-        if pending.read_twice:
-            reasons["projection"] = TWO_CONSUMERS
-            pending.consumed = None
-        elif pending.consumed is None or pending.weight is None:
-            reasons["projection"] = NO_CONSUMER
-            if pending.was_folded and len(raw.query) > 1:
-                reasons["all"] = UNTOLD  # a loop over samples with a row a head looks the same
-        else:
-            projection = self._projections.get(pending.site)
-            if projection is None or projection.weight.data_ptr() != pending.weight.data_ptr():
-                projection = Projection(pending.weight.detach(), raw.query.shape[1])
-                self._projections[pending.site] = projection
-        if pending.gates:
-            gate = pending.gates[0]
-        elif pending.consumed is not None:
-            found = self._gates.read(
-                pending.site,
-                pending.frame.module,
-                pending.around,
-                raw.query,
-                raw.output,
-                pending.consumed,
-                queries.valid,
-            )
-            gate = found if isinstance(found, Gate) else None
-            if isinstance(found, str):
-                reasons["gate"] = found
-                if reordered(pending.consumed, raw.output):
-                    projection = pending.consumed = None
-                    reasons["projection"] = reasons["gate"] = REORDERED
-        if gate is None and "gate" not in reasons:
-            for behind in filter(None, map(gate_behind, pending.holders)):
-                if isinstance(behind, Gate):
-                    gate = behind
-                elif isinstance(behind, str):
-                    reasons["gate"] = behind
-        is_rule = queries is keys and not raw.is_matrix
-        mask = self._rule(raw.mask, keys) if is_rule else raw.mask
-        return AttentionCall(
-            site=pending.site,
-            query=raw.query,
-            key=raw.key,
-            value=raw.value,
-            output=raw.output,
-            scale=raw.scale,
-            mask=mask,
-            softcap=raw.softcap,
-            sinks=raw.sinks,
-            is_matrix=raw.is_matrix,
-            queries=queries,
-            keys=keys,
-            projection=projection,
-            consumed=pending.consumed,
-            gate=gate,
-            reasons=reasons,
-        )
-
-    def _rule(self, mask: Mask, keys: Documents) -> Mask:
-        """The rule behind a dense mask, found once a pass: layers share the tensor."""
-        if mask.dense is None:
-            return mask
-        name = (mask.dense.data_ptr(), mask.dense.shape, mask.dense.stride())
-        if name not in self._rules:
-            self._rules[name] = (mask.dense, as_rule(mask, keys))  # the tensor keeps its address
-        rule = self._rules[name][1]
-        return mask if rule.dense is not None else rule
+                self.on_call(self._completion.of(pending))
 
 
 def _is_next_part(last: RawCall, raw: RawCall) -> bool:

@@ -6,10 +6,14 @@ import re
 from collections.abc import Iterator
 
 from attnprobe.capture.call import Site
+from attnprobe.capture.documents import Documents
 from attnprobe.capture.masks import Mask
 
 STACKS = ("decoder", "vision", "visual", "audio", "encoder", "text")  # vision_encoder: vision
 CROSS = re.compile(r"cross|encoder_attn|multihead_attn|encdecattention", re.IGNORECASE)
+
+
+OTHER_KIND = "it attends to its own tokens in some batches and to others in others: scan them apart"
 
 
 class Sites:
@@ -17,6 +21,7 @@ class Sites:
 
     def __init__(self) -> None:
         self._known: dict[str, Site] = {}
+        self._causal: set[str] = set()  # paths that some batch of more than one token shows causal
 
     def name(
         self,
@@ -45,10 +50,47 @@ class Sites:
             other_side = not mask.causal and mask.n_queries != mask.n_keys - learned_keys
             other_side |= has_source and not causal and self._is_behind_causal(path)
             kind = "cross" if is_cross or other_side or CROSS.search(path) else "self"
-            stack = stack_of(path) or ("decoder" if causal or kind == "cross" else "encoder")
+            stack = stack_of(path) or _stack_by_mask(causal, kind)
             stack, number = self._place(path, stack, kind, is_beside)
             self._known[path] = Site(path, stack, kind, number, causal)
         return self._known[path]
+
+    def note(
+        self, site: Site, mask: Mask, queries: Documents, learned_keys: int, has_source: bool
+    ) -> str | None:
+        """Takes in what one more call shows of a site; why its calls are not of one kind, or None.
+
+        The first call may have shown too little: a single token is causal and is not, and a
+        decoder whose prompts are read both ways is causal without a prompt.
+
+        Args:
+            mask: of the call.
+            queries: the documents of its queries.
+            learned_keys, has_source: as for `name`.
+        """
+        if site.kind == "self" and not mask.causal and mask.n_queries != mask.n_keys - learned_keys:
+            return OTHER_KIND
+        if not mask.sees_future(learned_keys):
+            if not queries.has_pairs:
+                return None
+            self._causal.add(site.path)
+        elif site.causal:
+            site.causal = False
+            if site.kind == "self" and has_source and self._is_behind_causal(site.path):
+                return OTHER_KIND
+        if stack_of(site.path) is None:
+            is_decoder = site.path in self._causal
+            self._move(site, _stack_by_mask(is_decoder, site.kind))
+        return None
+
+    def _move(self, site: Site, base: str) -> None:
+        """Puts a site in another stack, with its number where that is free."""
+        if site.base == base:
+            return
+        stack = base + site.stack.removeprefix(site.base)
+        taken = {s.layer for s in self if (s.stack, s.kind) == (stack, site.kind)}
+        number = site.layer if site.layer not in taken else max(taken) + 1
+        site.stack, site.layer = stack, number
 
     def _is_behind_causal(self, path: str) -> bool:
         """Whether the same block attended causally before, as a decoder does to its own text."""
@@ -78,6 +120,11 @@ class Sites:
 
     def __len__(self) -> int:
         return len(self._known)
+
+
+def _stack_by_mask(is_causal: bool, kind: str) -> str:
+    """The stack of a path that names none."""
+    return "decoder" if is_causal or kind == "cross" else "encoder"
 
 
 def _module(path: str) -> str:

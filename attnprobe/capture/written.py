@@ -396,7 +396,7 @@ def _hiding(logits: Tensor) -> Tensor:
     Logits have no hole between -4,000 and -8,000 unless a mask has torn it.
     """
     low = logits < 0.8 * OLD_STYLE
-    if not bool((low & ~_is_hidden(logits)).any()):
+    if torch.equal(low, _is_hidden(logits)):
         return logits
     if bool(((logits < 0.4 * OLD_STYLE) & ~low).any()):
         return logits

@@ -71,9 +71,6 @@ def test_blocks_spans_and_sums_of_a_mask(
     outside[..., span] = False
     assert not bool(outside.any())
     assert torch.equal(mask.sees_any().expand(len(full), -1), full.any(-1).any(1))
-    if not parts:
-        assert mask.sees_future() == (n_keys > 1)
-        return
     after = torch.arange(n_keys) > torch.arange(n_queries)[:, None] + mask.offset
     assert mask.sees_future() == (bool((full & after).any()) and not mask.causal)
 
@@ -145,14 +142,58 @@ def test_one_pair_more_or_less_is_no_rule(kind: str) -> None:
 def test_what_is_no_rule_stays_dense() -> None:
     visible, ids = square("causal")
     i, j = torch.arange(LENGTH)[:, None], torch.arange(LENGTH)[None]
-    alibi = (j - i).float().masked_fill(j > i, -torch.inf)[None, None]
-    constant = torch.full((1, 1, LENGTH, LENGTH), -1.0)
     for dense in (
-        alibi,
-        constant,
         visible & (i - j < 4),  # a window
         visible | (j < 3),  # a prefix
-        visible.expand(-1, 2, -1, -1),  # by head
+        visible & (i - j < torch.tensor([4, LENGTH]).view(2, 1, 1)),  # by head
     ):
         mask = Mask(LENGTH, LENGTH, dense=dense)
         assert as_rule(mask, Documents(ids)) is mask
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("heads", [1, 3])
+def test_a_bias_over_a_known_kind_stays_beside_its_rule(kind: str, heads: int) -> None:
+    visible, ids = square(kind)
+    bias = torch.randn(1, heads, LENGTH, LENGTH)
+    dense = bias.masked_fill(~visible, -torch.inf)
+    rule = as_rule(Mask(LENGTH, LENGTH, dense=dense), Documents(ids))
+    real = (ids >= 0)[:, None, :, None]
+    if bool(((whole(rule) & ~visible) & ~real).any()):
+        assert not rule.adds_only  # -inf would be added where padding sees a key
+        return
+    assert rule.dense is dense
+    assert rule.adds_only
+    assert not rule.is_by_pair
+    assert rule.causal == ("causal" in kind)
+    assert torch.equal(whole(rule) & real, visible & real)
+
+
+def test_what_is_added_beside_a_rule_is_known_by_it() -> None:
+    """T5: the library's mask is a rule, the bias of the heads a tensor."""
+    documents = Documents.whole(1, LENGTH)
+    bias = torch.randn(1, 3, LENGTH, LENGTH)
+    window = Mask(LENGTH, LENGTH, causal=True, window=4, dense=bias)
+    rule = as_rule(window, documents)
+    assert (rule.window, rule.dense, rule.adds_only) == (4, bias, True)
+    bias[0, 1, 3, 2] = -torch.inf
+    assert as_rule(window, documents) is window
+
+
+def test_padding_that_sees_what_is_no_number_stays_dense() -> None:
+    """A rule would let it see real keys, and the sums would be none."""
+    visible, ids = square("causal right")
+    real = (ids >= 0)[:, None, :, None]
+    dense = torch.randn(visible.shape).masked_fill(~(visible & real), -torch.inf)
+    mask = Mask(LENGTH, LENGTH, dense=dense)
+    assert as_rule(mask, Documents(ids)) is mask
+
+
+def test_cross_attention_without_padding_of_its_keys_is_a_rule() -> None:
+    ids = torch.zeros(2, LENGTH, dtype=torch.long)
+    keys = ids[:, :7].clone()
+    keys[1, 5:] = -1
+    dense = (keys >= 0)[:, None, None].expand(-1, -1, LENGTH, -1)
+    rule = as_rule(Mask(LENGTH, 7, dense=dense), Documents(ids), Documents(keys))
+    assert rule.dense is None
+    assert torch.equal(whole(rule).expand(-1, -1, LENGTH, -1), dense)
