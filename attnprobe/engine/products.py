@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-WIDTH = 1024  # keys at once: every new shape costs the library milliseconds and megabytes
+WIDTHS = (1024, 512, 256)  # keys at once: a new shape costs the library milliseconds and megabytes
 ROWS = 128  # with fewer queries it gains nothing
 
 
@@ -48,12 +48,14 @@ def logits(query: Tensor, key: Tensor, out: Tensor) -> Tensor:
     if len(query) > 1 or query.shape[1] < ROWS or not _suits(query):
         return torch.bmm(query, key.mT, out=out)
     rows, columns, found = query[0], key[0], out[0]
-    whole = len(columns) // WIDTH * WIDTH
-    for start in range(0, whole, WIDTH):
-        keys = slice(start, start + WIDTH)
-        found[:, keys] = _product(rows, columns[keys])
-    if whole < len(columns):
-        torch.mm(rows, columns[whole:].mT, out=found[:, whole:])
+    start = 0
+    for width in WIDTHS:
+        while start + width <= len(columns):
+            keys = slice(start, start + width)
+            found[:, keys] = _product(rows, columns[keys])
+            start += width
+    if start < len(columns):
+        torch.mm(rows, columns[start:].mT, out=found[:, start:])
     return out
 
 

@@ -6,13 +6,14 @@ import errno
 import json
 import pickle
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from attnprobe.errors import CheckpointError
 from attnprobe.files import replacing
@@ -231,7 +232,7 @@ def _assemble(path: Path, config: ModelConfig, state: object) -> Decoder | Encod
             f"{len(weights)} tensors"
         )
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), _Undrawn():
             model = build(config)
     except (RuntimeError, OverflowError, TypeError):  # a width that no tensor can have
         raise CheckpointError(f"{path}: no model can be as large as its config says") from None
@@ -241,6 +242,25 @@ def _assemble(path: Path, config: ModelConfig, state: object) -> Decoder | Encod
     if len(dtypes) > 1:
         model.float()
     return model.eval().requires_grad_()
+
+
+class _Undrawn(TorchFunctionMode):
+    """Draws no normal weights: for those without memory torch would import its compiler first.
+
+    That takes seconds, as long as all the rest of loading a small model.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is nn.init.normal_:
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return func(*args, **kwargs)
 
 
 def _bare(name: str) -> str:

@@ -48,6 +48,23 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
+SLOW = ("torch._dynamo", "torch._inductor", "transformers", "matplotlib.pyplot", "IPython")
+
+
+@pytest.mark.parametrize("verb", ["sink", "entropy", "rank", "gate", "scan"])
+def test_measuring_our_own_imports_nothing_slow(verb: str, checkpoints: Folder) -> None:
+    """The compiler of torch alone takes as long to import as the rest takes together."""
+    code = (
+        "import sys; from attnprobe.cli import main; code = main(sys.argv[1:]); "
+        f"sys.exit(code or ', '.join(m for m in {SLOW} if m in sys.modules) or 0)"
+    )
+    arguments = [verb, checkpoints / "gated.pt"]
+    ran = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=ENVIRONMENT
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
 def test_help_answers_in_under_half_a_second() -> None:
     """Of processor time, which a busy machine does not stretch: what torch costs to import."""
     resource = pytest.importorskip("resource")
