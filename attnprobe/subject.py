@@ -19,9 +19,10 @@ from attnprobe.files import file_sha256
 from attnprobe.loading import folder as folders
 from attnprobe.loading import places
 from attnprobe.loading.folder import Folder
+from attnprobe.loading.hub import fetch, named
 from attnprobe.loading.identity import joint_sha256
 from attnprobe.loading.limits import Limits, foreign_limits, reads
-from attnprobe.loading.options import LoadOptions
+from attnprobe.loading.options import LoadOptions, check_local
 from attnprobe.loading.outline import essentials
 from attnprobe.loading.places import PAIR, SUFFIXES, HubId
 from attnprobe.models import load_checkpoint
@@ -96,10 +97,11 @@ def addresses(checkpoints: Sequence[str] | None) -> list[Address]:
     """Finds what was named, without opening it; what is not there fails when it is loaded.
 
     A folder stands for the model or the checkpoints in it, a name without a path for a packaged
-    checkpoint, `org/name` for a model of the Hugging Face hub, nothing at all for the packaged
-    pair.
+    checkpoint, `org/name` for a model of the Hugging Face hub (a `name` alone where its cache has
+    it), nothing at all for the packaged pair.
 
     Raises:
+        InputError: a name is empty.
         CheckpointError: nothing was named and the packaged pair is missing.
     """
     if not checkpoints:
@@ -128,6 +130,20 @@ def load(address: Address, options: LoadOptions | None = None, **more: Any) -> S
     how = LoadOptions(**more) if options is None else options
     device, dtype = find_device(how.device), DTYPES[how.dtype]
     address, notes = fetched(address, how)
+    try:
+        return _read(address, how, device, dtype, notes)
+    except OSError as error:
+        raise CheckpointError(places.unreadable(address.path, error)) from error
+
+
+def _read(
+    address: Address,
+    how: LoadOptions,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    notes: tuple[str, ...],
+) -> Subject:
+    """What lies on this machine, as what it is."""
     path = address.path
     if not os.path.exists(path):  # which a name too long for a file does not upset
         raise CheckpointError(places.not_there(path))
@@ -153,13 +169,15 @@ def fetched(address: Address, how: LoadOptions) -> tuple[Address, tuple[str, ...
     """An address on this machine, and what is to be said of how it came there.
 
     Raises:
-        CheckpointError: the hub has no such model, or is out of reach.
+        CheckpointError: the hub has no such model, or is out of reach; a revision of what is no
+            model of the hub.
     """
-    if address.hub is None or address.commit is not None:
+    if address.hub is None:
+        check_local(address.path, how.revision)
         return address, ()
-    from attnprobe.loading import hub
-
-    found = hub.fetch(address.hub, revision=how.revision, offline=how.offline)
+    if address.commit is not None:
+        return address, ()
+    found = fetch(address.hub, revision=how.revision, offline=how.offline)
     notes = () if found.note is None else (found.note,)
     return replace(address, path=found.path, commit=found.commit), notes
 
@@ -168,6 +186,11 @@ def _own(
     address: Address, how: LoadOptions, device: torch.device, dtype: torch.dtype | None
 ) -> Subject:
     """One of the project's own models."""
+    if how.device_map is not None:
+        raise CheckpointError(
+            f"--device-map spreads models of transformers, and {address.path} is one of "
+            "attnprobe's own: leave it out, or use --device"
+        )
     checkpoint = load_checkpoint(address.path, how.model_config)
     vocabulary = None if checkpoint.inputs is None else tasks.load(checkpoint.inputs)
     return Subject(
@@ -253,13 +276,13 @@ def find_device(name: str) -> torch.device:
 
 
 def _places(given: str) -> Iterator[Path | HubId]:
-    path = Path(given).expanduser()
+    path = places.path_of(given)
     if os.path.isdir(path):
         yield from [path] if places.foreign(path) else _inside(path) or [path]
     elif not os.path.exists(path) and given in (there := places.packaged()):
         yield there[given]
     else:
-        yield places.hub_id(given) or path
+        yield named(given) or path
 
 
 def _inside(folder: Path) -> list[Path]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from attnprobe.audit.targets import resolve
 from attnprobe.errors import CheckpointError, InputError
 from attnprobe.loading import places
 from attnprobe.models import ModelConfig, build, save_checkpoint
@@ -130,11 +133,45 @@ def test_what_is_not_there_lists_what_is(pretrained: Path) -> None:
         load(address)
 
 
-@pytest.mark.parametrize("name", ["x" * 5000, "a\0b", "", "no/such/folder/x.pt"])
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b", "no/such/folder/x.pt"])
 def test_names_of_no_file(pretrained: Path, name: str) -> None:
     (address,) = addresses([name])
     with pytest.raises(CheckpointError):
         load(address)
+
+
+@pytest.mark.parametrize("name", ["", "  "])
+def test_an_empty_name_is_no_folder_to_look_into(
+    pretrained: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(pretrained)  # where there is something to measure
+    for find in (addresses, resolve):
+        with pytest.raises(InputError, match="a checkpoint has no name"):
+            find([name])
+
+
+def test_a_link_that_leads_nowhere(pretrained: Path) -> None:
+    for name, target in (("loop", "loop"), ("lost", "gone.pt")):
+        (pretrained / name).symlink_to(target)
+        (address,) = addresses([str(pretrained / name)])
+        with pytest.raises(CheckpointError, match=f"is a link to {target}, which leads nowhere"):
+            load(address)
+        (found,) = resolve([str(pretrained / name)])
+        assert "leads nowhere" in str(found.problem)
+
+
+def test_a_path_that_may_not_be_seen(pretrained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a user sees it; root, who tests run as in containers, is refused nothing."""
+
+    def refuse(path: Path) -> Iterator[Path]:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    (pretrained / "closed").mkdir()
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    (address,) = addresses([str(pretrained / "closed")])
+    with pytest.raises(CheckpointError, match=r"cannot read .*closed: Permission denied"):
+        load(address)
+    assert "Permission denied" in str(resolve([str(pretrained / "closed")])[0].problem)
 
 
 def test_a_transformers_folder_is_told_apart(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attnprobe.errors import CheckpointError
-from attnprobe.loading import places
+from attnprobe.loading import hub, places
 from attnprobe.loading.places import PAIR, RESULTS, SUFFIXES, HubId, step_order
 
 
@@ -49,6 +49,7 @@ def resolve(targets: Sequence[str]) -> list[Target]:
     hub; nothing at all is the packaged pair.
 
     Raises:
+        InputError: a name is empty.
         CheckpointError: nothing was given and the packaged pair is missing.
     """
     if not targets:
@@ -73,7 +74,7 @@ def resolve(targets: Sequence[str]) -> list[Target]:
 
 
 def _places(given: str) -> list[_Place]:
-    path = Path(os.path.expanduser(given))
+    path = places.path_of(given)
     if os.path.isdir(path):  # which, other than a Path's own, never raises
         return _opened(path)
     if os.path.isfile(path):
@@ -86,8 +87,8 @@ def _places(given: str) -> list[_Place]:
         return found or [_Place(path, f"no checkpoint or result file matches {given}")]
     if given in (there := places.packaged()):
         return [_Place(there[given])]
-    if (hub := places.hub_id(given)) is not None:
-        return [_Place(path, hub=hub)]
+    if (wanted := hub.named(given)) is not None:
+        return [_Place(path, hub=wanted)]
     return [_Place(path, places.not_there(path))]
 
 

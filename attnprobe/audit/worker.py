@@ -116,7 +116,7 @@ class _Bench:
         from attnprobe.probing import probe
 
         options = self.options
-        hub = None if job["hub"] is None else hub_id(job["hub"])
+        hub = None if job["hub"] is None else hub_id(job["hub"], bare=True)
         target = subject.load(
             subject.Address(job["name"], Path(job["path"]), hub, job["commit"]),
             subject.LoadOptions(**{f.name: options[f.name] for f in fields(subject.LoadOptions)}),

@@ -80,6 +80,7 @@ def models(options: Listing) -> int:
       attnprobe models model.pt --format json
     """
     from attnprobe import subject
+    from attnprobe.loading import places
 
     given = options.checkpoints
     found = subject.addresses(given) if given else subject.packaged()
@@ -87,10 +88,12 @@ def models(options: Listing) -> int:
     for address in found:
         try:
             entries.append(_entry(address, options))
-        except CheckpointError as error:
+        except (CheckpointError, OSError) as error:
             failed = True
             if options.verbose:
                 show_traceback(error)
+            if isinstance(error, OSError):
+                error = CheckpointError(places.unreadable(address.path, error))
             say("error", fault(error))
     if options.format == "json":
         listing: dict[str, Any] = {"checkpoints": entries}
@@ -105,23 +108,32 @@ def models(options: Listing) -> int:
 def _entry(address: Address, options: Listing) -> dict[str, Any]:
     from attnprobe import subject
     from attnprobe.loading import outline, places
+    from attnprobe.loading.folder import Folder, read
     from attnprobe.loading.options import LoadOptions
 
     how = LoadOptions(
         model_config=options.model_config, revision=options.revision, offline=options.offline
     )
     address, notes = subject.fetched(address, how)
-    place = places.foreign(address.path)
     for note in notes:
         say("note", note)
-    if place is None or options.model_config is not None:
+    place = places.foreign(address.path)
+    config = places.foreign_config(options.model_config)
+    if config is not None and address.path.is_file():
+        folder = Folder(address.path, config, (address.path,))
+    elif place is None or options.model_config is not None:
         return describe(subject.load(address, how))
-    return {"name": address.name, **outline.of(place, address.hub, address.commit)}
+    else:
+        folder = read(place)
+    return {"name": address.name, **outline.of(folder, address.hub, address.commit)}
 
 
 def describe(subject: Subject) -> dict[str, Any]:
-    """A checkpoint in plain values."""
-    about = dict(subject.about)
+    """One of the project's own checkpoints in plain values."""
+    about, shape = dict(subject.about), subject.config
+    names = ("encoder", "decoder") if subject.is_encoder_decoder else ("",)
+    keys = shape.n_kv_heads if shape.n_kv_heads != shape.n_heads else None
+    layers = {"layers": shape.n_layers, "heads": shape.n_heads, "key_value_heads": keys}
     return {
         "name": about.pop("name"),
         "path": about.pop("path"),
@@ -130,6 +142,7 @@ def describe(subject: Subject) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in subject.model.parameters()),
         "dtype": str(next(subject.model.parameters()).dtype).removeprefix("torch."),
         **about,
+        "stacks": [{"stack": name, **layers} for name in names],
         "train": dict(subject.train),
     }
 
@@ -209,11 +222,8 @@ def _print_one(console: Console, entry: dict[str, Any]) -> None:
 def _foreign_facts(entry: dict[str, Any]) -> dict[str, str]:
     """What is known of a model of transformers without loading it."""
     config, files = entry["config"], entry["files"]
-    layers, heads = config.get("num_hidden_layers"), config.get("num_attention_heads")
-    kv_heads = config.get("num_key_value_heads") or heads
     parameters = None if entry["parameters"] is None else f"{entry['parameters']:,} parameters"
     known = (entry["architecture"], entry["model_type"], parameters, entry["dtype"])
-    shape = f"{layers} × {heads}" if layers and heads else ""
     hub = entry["hub"]
     facts = {
         "folder": f"{entry['path']} ({_size(entry['bytes'])} in {len(files)} "
@@ -222,8 +232,7 @@ def _foreign_facts(entry: dict[str, Any]) -> dict[str, str]:
         "adapter" if entry["adapter"] else "model": ", ".join(filter(None, known)),
         "changes": "" if not entry["adapter"] else "{base}, by {type}".format(**entry["adapter"]),
         "quantisation": entry["quantisation"] or "",
-        "layers × heads": shape
-        + (f", {kv_heads} key–value heads" if shape and kv_heads != heads else ""),
+        "layers × heads": _stacks(entry),
         "positions": f"{config['max_position_embeddings']:,}"
         if config.get("max_position_embeddings")
         else "",
@@ -239,13 +248,11 @@ def _foreign_facts(entry: dict[str, Any]) -> dict[str, str]:
 
 def _own_facts(entry: dict[str, Any]) -> dict[str, str]:
     config, train = entry["config"], entry["train"]
-    kv_heads = config["n_kv_heads"]
     facts = {
         "file": f"{entry['path']} ({_size(entry['bytes'])})",
         "sha256": entry["sha256"],
         "model": f"{config['architecture']}, {entry['parameters']:,} parameters, {entry['dtype']}",
-        "layers × heads": f"{config['n_layers']} × {config['n_heads']}"
-        + (f", {kv_heads} key–value heads" if kv_heads != config["n_heads"] else ""),
+        "layers × heads": _stacks(entry),
         "widths": f"model {config['d_model']}, head {config['head_dim']}, "
         f"feed-forward {config['d_ff']} ({config['activation']})",
         "positions": f"{config['positions']}, trained on {config['max_length']}"
@@ -266,6 +273,20 @@ def _own_facts(entry: dict[str, Any]) -> dict[str, str]:
         if isinstance(train.get(name), dict)
     }
     return facts
+
+
+def _stacks(entry: dict[str, Any]) -> str:
+    """ "encoder 2 × 4 · decoder 3 × 4, 1 key–value head": each stack of a model by itself."""
+    return " · ".join(map(_stack, entry["stacks"]))
+
+
+def _stack(stack: dict[str, Any]) -> str:
+    heads, keys = stack["heads"], stack["key_value_heads"]
+    if isinstance(heads, list):
+        heads = f"{min(heads)}–{max(heads)}"  # by stage
+    words = [stack["stack"], str(stack["layers"]), "layers" if heads is None else f"× {heads}"]
+    shared = "" if keys is None else f", {keys} key–value {'head' if keys == 1 else 'heads'}"
+    return " ".join(filter(None, words)) + shared
 
 
 def _trained(entry: dict[str, Any]) -> str:

@@ -102,7 +102,7 @@ def _processor(subject: Subject) -> Any:
         return None
     import transformers
 
-    from attnprobe.loading.pretrained import hushed
+    from attnprobe.loading.explaining import hushed
 
     with hushed(transformers):
         try:

@@ -11,6 +11,7 @@ import torch
 from attnprobe.errors import CheckpointError
 from attnprobe.loading import pretrained
 from attnprobe.loading.base import BASE, find_base
+from attnprobe.loading.explaining import explained, hushed
 from attnprobe.loading.folder import Folder, read
 from attnprobe.loading.options import LoadOptions
 from attnprobe.loading.pretrained import Loaded
@@ -36,7 +37,7 @@ def load(
     below = read(base.path)
     loaded = pretrained.load(below, how, device, dtype)
     library = pretrained.find_transformers(folder)
-    with pretrained.explained(folder), pretrained.hushed(library):
+    with explained(folder), hushed(library):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             both = peft.PeftModel.from_pretrained(loaded.model, str(folder.path))

@@ -30,7 +30,7 @@ def find_base(folder: Folder, *, offline: bool = False) -> hub.Snapshot:
                     f"{path}, the base of {folder.path}, is no transformers model"
                 )
             return hub.Snapshot(place)
-    wanted = hub_id(named)
+    wanted = hub_id(named, bare=True)
     if wanted is None:
         raise CheckpointError(
             f"{folder.path} is a PEFT adapter over {named}, which does not exist here: "

@@ -14,11 +14,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from attnprobe.errors import CheckpointError
-from attnprobe.loading.places import ADAPTER, CONFIG, read_json
+from attnprobe.loading.places import ADAPTER, CONFIG, not_there, read_json
 
 #: Names of weights in the order in which transformers looks for them.
 MODEL_WEIGHTS = (
@@ -32,7 +32,7 @@ ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 _BESIDE = (".json", ".txt", ".model", ".jinja", ".py", ".tiktoken")
 #: Bytes of an element, by the name that safetensors has for its type.
 BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2}
-BYTES |= {"I16": 2, "U16": 2}  # all others take one, or less
+BYTES |= {"I16": 2, "U16": 2, "C64": 8}  # all others take one, or less
 _POINTER = b"version https://git-lfs.github.com/"
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -84,7 +84,7 @@ def read(path: Path) -> Folder:
     if path.is_file():
         _refuse_pointer(path)
         return Folder(path, {}, (path,))
-    is_adapter = os.path.isfile(path / ADAPTER)
+    is_adapter = os.path.lexists(path / ADAPTER)
     config = _config(path / (ADAPTER if is_adapter else CONFIG))
     weights = tuple(_weights(path, ADAPTER_WEIGHTS if is_adapter else MODEL_WEIGHTS))
     for file in weights:
@@ -115,7 +115,7 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def _weights(folder: Path, names: tuple[str, ...]) -> Iterator[Path]:
-    name = next((name for name in names if os.path.isfile(folder / name)), None)
+    name = next((name for name in names if os.path.lexists(folder / name)), None)
     if name is None:
         others = sorted(p.name for p in folder.iterdir() if p.suffix == ".gguf")
         hint = f", or name {folder / others[0]}" if others else ""
@@ -124,17 +124,29 @@ def _weights(folder: Path, names: tuple[str, ...]) -> Iterator[Path]:
             f"or shards with an index): copy or download them too{hint}"
         )
     if not name.endswith(".index.json"):
-        yield folder / name
+        yield _regular(folder / name)
         return
     index = _config(folder / name).get("weight_map")
-    if not isinstance(index, dict) or not all(isinstance(part, str) for part in index.values()):
+    if not index or not isinstance(index, dict):
         raise CheckpointError(f"{folder / name} has no weight_map: copy or download it again")
+    if not all(isinstance(part, str) and PurePath(part).name == part for part in index.values()):
+        raise CheckpointError(f"{folder / name} names files that are none: download it again")
     for part in sorted(set(index.values())):
-        if not os.path.isfile(folder / part):
+        if not os.path.lexists(folder / part):
             raise CheckpointError(
                 f"{folder} lacks {part}, which its {name} names: copy or download it too"
             )
-        yield folder / part
+        yield _regular(folder / part)
+
+
+def _regular(file: Path) -> Path:
+    """A file of weights that can be read from its beginning to its end."""
+    if os.path.isfile(file):
+        return file
+    if os.path.isdir(file) or os.path.exists(file):
+        what = "a folder" if os.path.isdir(file) else "a pipe or a device"
+        raise CheckpointError(f"{file} is {what}, no file of weights: copy or download it again")
+    raise CheckpointError(f"{not_there(file)}, or download it again")
 
 
 def header(file: Path) -> dict[str, tuple[str, int]]:
@@ -159,8 +171,13 @@ def header(file: Path) -> dict[str, tuple[str, int]]:
     try:
         end = max((entry["data_offsets"][1] for entry in content.values()), default=0)
         tensors = {n: (str(e["dtype"]), math.prod(e["shape"])) for n, e in content.items()}
+        spans = {n: e["data_offsets"][1] - e["data_offsets"][0] for n, e in content.items()}
     except (KeyError, TypeError, IndexError, AttributeError):
         raise CheckpointError(f"{file} is no safetensors file, or is damaged") from None
+    for name, (dtype, number) in tensors.items():
+        width = BYTES.get(dtype)
+        if spans[name] > number if width is None else spans[name] != number * width:
+            raise CheckpointError(f"{file} is damaged at {name}: copy or download it again")
     if 8 + length + end > size:
         missing = 8 + length + end - size
         raise CheckpointError(f"{file} is cut short: {missing:,} bytes are missing; copy it again")
@@ -186,6 +203,7 @@ def step(folder: Path) -> dict[str, Any]:
     if not isinstance(found, int):
         found = int(named[1]) if named else None
     history = state.get("log_history")
-    losses = [e["loss"] for e in history if "loss" in e] if isinstance(history, list) else []
+    entries = history if isinstance(history, list) else []
+    losses = [e["loss"] for e in entries if isinstance(e, dict) and "loss" in e]
     loss = losses[-1] if losses and isinstance(losses[-1], (int, float)) else None
     return {"step": found, "loss": loss, "perplexity": None, "seed": None}

@@ -6,13 +6,14 @@ The only place that touches the network; what it gives is read as any other fold
 from __future__ import annotations
 
 import glob
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from attnprobe.errors import CheckpointError
 from attnprobe.loading.folder import ADAPTER_WEIGHTS, MODEL_WEIGHTS
-from attnprobe.loading.places import ADAPTER, CONFIG, HubId
+from attnprobe.loading.places import ADAPTER, CONFIG, HubId, hub_id
 
 TIMEOUT = 10.0  # seconds to wait for an answer
 _BESIDE = ("*.json", "*.txt", "*.model", "*.jinja", "*.py", "*.tiktoken")
@@ -32,6 +33,26 @@ class Snapshot:
     path: Path
     commit: str | None = None
     note: str | None = None
+
+
+def named(given: str) -> HubId | None:
+    """The id that someone means by a name, None where it can only be a path.
+
+    A name without an organisation, as `gpt2`, is one where the cache has it: a misspelt path is
+    nothing to ask the network for.
+    """
+    wanted = hub_id(given, bare=True)
+    if wanted is None or "/" in wanted.repo or _has_folder(wanted.repo):
+        return wanted
+    return None
+
+
+def _has_folder(repo: str) -> bool:
+    try:
+        from huggingface_hub import constants
+    except ImportError:
+        return False
+    return os.path.isdir(os.path.join(constants.HF_HUB_CACHE, f"models--{repo}"))
 
 
 def fetch(wanted: HubId, *, revision: str | None = None, offline: bool = False) -> Snapshot:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from attnprobe.errors import CheckpointError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,3 +33,16 @@ class LoadOptions:
     offline: bool = False
     trust_remote_code: bool = False
     device_map: str | Mapping[str, Any] | None = None
+
+
+def check_local(path: str | Path, revision: str | None) -> None:
+    """Whether what lies on this machine can be had as asked.
+
+    Raises:
+        CheckpointError: a revision, which only models of the hub have.
+    """
+    if revision is not None and os.path.exists(path):
+        raise CheckpointError(
+            f"--revision {revision} is of a model of the hub, and {path} is a path here: leave it "
+            f"out, or name the model as org/name@{revision}"
+        )

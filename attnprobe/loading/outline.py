@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from attnprobe.loading.base import BASE
-from attnprobe.loading.folder import DTYPES, Folder, elements, read, step
-from attnprobe.loading.identity import sha256_of
+from attnprobe.loading.folder import DTYPES, Folder, elements, header, step
+from attnprobe.loading.identity import joint_sha256
 from attnprobe.loading.places import HubId
+from attnprobe.loading.stacks import stacks
 
 #: Of a config: what says what attention is like, under the names of transformers.
 ESSENTIALS = (
@@ -25,25 +25,26 @@ _OLD_NAMES = {
 _PLAIN = (bool, int, float, str)
 
 
-def of(place: Path, hub: HubId | None = None, commit: str | None = None) -> dict[str, Any]:
-    """Describes a folder or a GGUF file.
+def of(folder: Folder, hub: HubId | None = None, commit: str | None = None) -> dict[str, Any]:
+    """Describes a folder, a GGUF file, or a bare state dict whose config comes from elsewhere.
 
     Raises:
         CheckpointError: it is not whole.
+        OSError: a file cannot be read.
     """
-    folder = read(place)
     counts = elements(folder.weights)
+    names = None if counts is None else [name for file in folder.weights for name in header(file)]
     config = folder.config
     classes = config.get("architectures")
     quantised = config.get("quantization_config")
     auto = config.get("auto_map")
     return {
-        "path": str(place),
+        "path": str(folder.path),
         "hub": None if hub is None else {"id": str(hub), "commit": commit},
         "format": _format(folder),
         "files": [file.name for file in folder.weights],
         "bytes": sum(file.stat().st_size for file in folder.weights),
-        "sha256": sha256_of(place),
+        "sha256": joint_sha256(folder.weights),
         "architecture": classes[0] if isinstance(classes, list) and classes else None,
         "model_type": config.get("model_type"),
         "parameters": None if counts is None or quantised else sum(counts.values()),
@@ -55,6 +56,7 @@ def of(place: Path, hub: HubId | None = None, commit: str | None = None) -> dict
         "code": ", ".join(sorted(map(str, auto.values()))) if isinstance(auto, dict) else None,
         "has_tokenizer": any("tokenizer" in p.name or "vocab" in p.name for p in folder.beside()),
         **step(folder.root),
+        "stacks": stacks(config, names),
         "config": essentials(config),
     }
 

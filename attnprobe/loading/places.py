@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from attnprobe.errors import InputError
 
 PRETRAINED = Path(__file__).parents[1] / "pretrained"
 PAIR = ("ungated", "gated")
@@ -21,8 +24,10 @@ _NO_WEIGHTS = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state|r
 _WEIGHTS = re.compile(r"(model|pytorch_model|adapter_model)[-.\w]*\.(safetensors|bin)")
 _PEEK = 256  # bytes at the start of a result file that show it to be one
 _STEP = re.compile(r"(?:step|iter|iteration|epoch|ckpt|checkpoint)\D{0,3}(\d+)", re.IGNORECASE)
-_PART = r"[A-Za-z0-9](?:[\w.-]*\w)?"  # of an id: the hub takes no dot or dash at its ends
-_HUB = re.compile(rf"({_PART}/{_PART})((?:/[\w.-]+)*)(?:@([\w./-]+))?", re.ASCII)
+_PART = r"[A-Za-z0-9](?:[\w.-]{0,94}\w)?"  # of an id: the hub takes no dot or dash at its ends
+_REVISION = r"(?:@([\w./-]+))?"
+_HUB = re.compile(rf"({_PART}/{_PART})((?:/[\w.-]+)*){_REVISION}", re.ASCII)
+_BARE = re.compile(rf"({_PART})(){_REVISION}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,7 @@ class HubId:
     """A model of the Hugging Face hub: `org/name`, `org/name/folder` or `org/name@revision`.
 
     Attributes:
-        repo: `org/name`.
+        repo: `org/name`, or a `name` alone, as the first models have it.
         inside: a folder or a GGUF file of the repository, "" for all of it.
         revision: a branch, tag or commit; None where the id names none.
     """
@@ -44,18 +49,34 @@ class HubId:
         return "/".join(filter(None, (self.repo, self.inside))) + behind
 
 
-def hub_id(given: str) -> HubId | None:
+def hub_id(given: str, *, bare: bool = False) -> HubId | None:
     """The id that a name can be, None where it can only be a path.
 
     A path into a folder that is there is a misspelt path, and a file of weights is no id.
+
+    Args:
+        given: the name.
+        bare: whether it may be without an organisation, as `gpt2` is.
     """
-    match = _HUB.fullmatch(given)
+    match = _HUB.fullmatch(given) or (_BARE.fullmatch(given) if bare else None)
     if match is None or os.path.exists(given) or os.path.isdir(given.split("/")[0]):
         return None
     repo, inside, revision = match[1], match[2].strip("/"), match[3]
-    if (inside or repo).endswith(tuple(s for s in SUFFIXES if s != ".gguf" or not inside)):
+    suffixes = (*SUFFIXES, RESULTS) if bare else SUFFIXES
+    if (inside or repo).endswith(tuple(s for s in suffixes if s != ".gguf" or not inside)):
         return None
     return HubId(repo, inside, revision)
+
+
+def path_of(given: str) -> Path:
+    """The path that a name can be.
+
+    Raises:
+        InputError: there is no name, as where a variable of a shell is not set.
+    """
+    if not given.strip():
+        raise InputError(f"a checkpoint has no name ({given!r}): name one, or leave it out")
+    return Path(os.path.expanduser(given))
 
 
 def packaged() -> dict[str, Path]:
@@ -67,10 +88,29 @@ def packaged() -> dict[str, Path]:
 
 
 def not_there(given: str | Path) -> str:
-    """One line for a path that does not exist."""
+    """One line for a path that does not exist, or that the system does not let us see."""
+    if os.path.islink(given):
+        return f"{given} is a link to {os.readlink(given)}, which leads nowhere: check it"
+    try:
+        os.stat(given)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
+            return unreadable(given, error)
+    except ValueError:  # a NUL in it
+        pass
     names = ", ".join(packaged())
     known = f"; the packaged ones are {names}" if names else ""
-    return f"{given} does not exist: check the path{known}"
+    if hub_id(str(given), bare=True) is None:
+        return f"{given} does not exist: check the path{known}"
+    return (
+        f"{given} does not exist, and the cache of the Hugging Face hub has no model of that name: "
+        f"check the path, or name a model of the hub as org/name{known}"
+    )
+
+
+def unreadable(path: str | Path, error: OSError) -> str:
+    """One line for what the system says of a path, or of a file below it."""
+    return f"cannot read {error.filename or path}: {error.strerror or error}"
 
 
 def foreign(path: Path) -> Path | None:
@@ -100,15 +140,18 @@ def named_by(path: Path) -> Path:
 
 
 def _is_foreign(folder: Path) -> bool:
-    if os.path.isfile(folder / ADAPTER):
+    if os.path.lexists(folder / ADAPTER):  # a link to nowhere is damage, which reading will say
         return True
     config = folder / CONFIG
-    if not os.path.isfile(config):
+    if not os.path.lexists(config):
         return False
     found = read_json(config)
     if found is not None:
         return not _FOREIGN_KEYS.isdisjoint(found)
-    names = [path.name for path in folder.iterdir()]  # it is damaged: the others must tell
+    try:  # it is damaged: the others must tell
+        names = [path.name for path in folder.iterdir()]
+    except OSError:  # which is for the reader to say
+        return False
     return "tokenizer_config.json" in names or any(map(_WEIGHTS.fullmatch, names))
 
 

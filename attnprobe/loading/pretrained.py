@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import io
-import pickle
 import re
-import struct
 import tempfile
-import warnings
 import weakref
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from types import ModuleType
@@ -20,15 +15,15 @@ import torch
 from torch import nn
 
 from attnprobe.adapters import gated_qwen3
-from attnprobe.errors import AttnprobeError, CheckpointError, is_out_of_memory
-from attnprobe.loading import memory
+from attnprobe.errors import CheckpointError
+from attnprobe.loading import memory, number_types
+from attnprobe.loading.explaining import counting, explained, hushed, line
 from attnprobe.loading.folder import Folder
 from attnprobe.loading.options import LoadOptions
 from attnprobe.models.checkpoint import read_state_dict
 
 #: Kinds of models in the order in which one is taken where the config names no class.
 KINDS = ("CausalLM", "Seq2SeqLM", "MaskedLM", "ImageTextToText", "SpeechSeq2Seq")
-_DAMAGE = (pickle.UnpicklingError, struct.error, EOFError)
 _HARMLESS = re.compile(r"(^|\.)\w*pooler\.")  # reads what attention gave, and gives nothing back
 _ATTENTION = re.compile(r"(?!.*norm).*(attn|attention)", re.IGNORECASE)
 #: What lies in attention modules of old checkpoints and is no weight.
@@ -73,10 +68,11 @@ def load(
         TooLargeError: it does not fit.
     """
     library = find_transformers(folder)
-    with explained(folder), hushed(library), _counting(folder):
+    with explained(folder), hushed(library), counting(folder):
         config = _config(library, folder, how)
         if how.device_map is None:
             memory.check_weights(str(folder.path), folder.weights, dtype, device)
+        number_types.check(folder)
         if not how.trust_remote_code and gated_qwen3.is_official(folder.config):
             model = _official(folder, how, device, dtype)
             return Loaded(model, model.config, {**_about(model), "missing": []})
@@ -117,13 +113,14 @@ def find_transformers(folder: Folder) -> ModuleType:
 
 def _config(library: ModuleType, folder: Folder, how: LoadOptions) -> Any:
     kind = folder.config.get("model_type")
-    if not folder.is_gguf and not how.trust_remote_code and kind not in _known(library):
+    is_known = isinstance(kind, str) and kind in _known(library)
+    if not folder.is_gguf and not how.trust_remote_code and not is_known:
         if _has_code(folder.config):
             raise CheckpointError(
                 f"{folder.path} is a model with code of its own, which runs with "
                 "--trust-remote-code only: read it before"
             )
-        if kind is None:
+        if not isinstance(kind, str):
             raise CheckpointError(
                 f"{folder.path}: its config.json has no model_type, so it is unknown what it is"
             )
@@ -272,7 +269,7 @@ def _accounted(
             no place in the model.
     """
     if errors := info.get("error_msgs"):
-        raise CheckpointError(f"{folder.path} cannot be loaded: {_line(errors[0])}")
+        raise CheckpointError(f"{folder.path} cannot be loaded: {line(errors[0])}")
     if mismatched := sorted(info["mismatched_keys"]):
         first = mismatched[0]
         name, *shapes = [first] if isinstance(first, str) else first
@@ -326,76 +323,6 @@ def _about(model: Any) -> dict[str, Any]:
         "quantisation": None if method is None else str(getattr(method, "value", method)),
         "attention": getattr(config, "_attn_implementation", None),
     }
-
-
-# errors and noise
-
-
-@contextmanager
-def explained(folder: Folder) -> Iterator[None]:
-    """Turns whatever a library raises over a folder into one line that names it."""
-    try:
-        yield
-    except AttnprobeError:
-        raise
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise
-        raise CheckpointError(_explanation(error, folder)) from error
-
-
-def _behind(error: BaseException) -> Iterator[BaseException]:
-    """An error and those that it followed."""
-    seen: BaseException | None = error
-    while seen is not None:
-        yield seen
-        seen = seen.__cause__ or seen.__context__
-
-
-def _explanation(error: Exception, folder: Folder) -> str:
-    where = folder.weights[0] if len(folder.weights) == 1 else folder.path
-    damage = [e for e in _behind(error) if isinstance(e, _DAMAGE)]
-    if damage:
-        named = re.search(r"GLOBAL (\S+)", str(damage[0]))
-        if named is None:
-            return f"{where} cannot be read as weights: it is damaged, copy it again"
-        return (
-            f"{where} holds Python objects ({named[1]}), which are never run here: "
-            "save its weights as safetensors"
-        )
-    if isinstance(error, ModuleNotFoundError) and error.name:
-        return f"{folder.path} needs the package {error.name}: pip install {error.name}"
-    if isinstance(error, ImportError):
-        return f"{folder.path}: {_line(error)}"
-    kind = "" if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: "
-    return f"{folder.path} cannot be loaded by transformers: {kind}{_line(error)}"
-
-
-@contextmanager
-def hushed(library: ModuleType) -> Iterator[None]:
-    """Keeps what a library prints while it loads off stderr, and its settings as they were."""
-    logging = library.utils.logging
-    verbosity, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if had_bars:
-            logging.enable_progress_bar()
-
-
-def _counting(folder: Folder) -> AbstractContextManager[Any]:
-    """Keeps the bar off stderr that counts the tensors of a GGUF file, and knows no setting."""
-    return redirect_stderr(io.StringIO()) if folder.is_gguf else nullcontext()
-
-
-def _line(error: object) -> str:
-    words = " ".join(str(error).split())
-    return f"{words[:300]}…" if len(words) > 300 else words or type(error).__name__
 
 
 def _some(names: Collection[str]) -> str:

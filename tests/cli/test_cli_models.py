@@ -55,7 +55,8 @@ def test_without_packaged_ones(tmp_path: Path, run: Run, monkeypatch: pytest.Mon
 def test_one_in_full(checkpoints: Folder, run: Run) -> None:
     ran = run("models", checkpoints / "gated.pt", checkpoints / "translator.pt")
     assert (ran.code, ran.err) == (0, "")
-    for word in ("gated", "G1 element", "7 steps", "backcopy", "encoder-decoder", "no tokenizer"):
+    shapes = (" 2 × 2", "encoder 2 × 2 · decoder 2 × 2")
+    for word in ("gated", "G1 element", "7 steps", "backcopy", "no tokenizer", *shapes):
         assert word in ran.out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -9,6 +10,7 @@ import shutil
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny_models as tiny
@@ -42,6 +44,15 @@ class Payload:
 def cut(path: Path, share: float) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole[: int(len(whole) * share)])
+
+
+def change_header(folder: Path, old: bytes, new: bytes) -> None:
+    """Changes the first place in the head of `model.safetensors`, none of its lengths."""
+    path = folder / "model.safetensors"
+    whole = path.read_bytes()
+    assert old in whole
+    assert len(old) == len(new)
+    path.write_bytes(whole.replace(old, new, 1))
 
 
 # files
@@ -82,6 +93,81 @@ def a_missing_shard(folder: Path) -> None:
     shutil.rmtree(folder)
     tiny.save("llama", folder, max_shard_size="8KB")
     next(folder.glob("model-00002-*")).unlink()
+
+
+@case("model-00002-of-00003.safetensors is no safetensors file, or is cut short")
+def an_empty_shard(folder: Path) -> None:
+    shutil.rmtree(folder)
+    tiny.save("llama", folder, max_shard_size="8KB")
+    next(folder.glob("model-00002-*")).write_bytes(b"")
+
+
+@case("model-00002-of-00003.safetensors is a folder, no file of weights")
+def a_folder_for_a_shard(folder: Path) -> None:
+    shutil.rmtree(folder)
+    tiny.save("llama", folder, max_shard_size="8KB")
+    shard = next(folder.glob("model-00002-*"))
+    shard.unlink()
+    shard.mkdir()
+
+
+@case("model.safetensors is a pipe or a device, no file of weights")
+def a_pipe(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+
+
+@case("model.safetensors is a link to ../blobs/abc, which leads nowhere: check it, or download")
+def a_link_whose_target_was_cleared_away(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to("../blobs/abc")
+
+
+@case("is damaged at lm_head.weight: copy or download it again")
+def an_offset_that_is_wrong(folder: Path) -> None:
+    change_header(folder, b'"data_offsets":[0,', b'"data_offsets":[4,')
+
+
+@case("is damaged at lm_head.weight")
+def a_type_that_there_is_not(folder: Path) -> None:
+    change_header(folder, b'"dtype":"F32"', b'"dtype":"Q99"')
+
+
+@case("lm_head.weight is I32, which holds no fractions")
+def whole_numbers(folder: Path) -> None:
+    tiny.change_weights(folder, lambda w: {n: t.to(torch.int32) for n, t in w.items()})
+
+
+@case("lm_head.weight is bool, which holds no fractions")
+def pickled_truth_values(folder: Path) -> None:
+    tiny.change_weights(folder, lambda w: {n: t > 0 for n, t in w.items()})
+    tiny.pickled(folder)
+
+
+@case("pytorch_model.bin holds a list, not weights by name")
+def a_pickled_list(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save([torch.zeros(2)], folder / "pytorch_model.bin")
+
+
+@case("pytorch_model.bin cannot be read as weights: it is damaged")
+def a_truncated_pickle(folder: Path) -> None:
+    tiny.pickled(folder)
+    cut(folder / "pytorch_model.bin", 0.5)
+
+
+@case("names files that are none")
+def an_index_that_leads_elsewhere(folder: Path) -> None:
+    shutil.rmtree(folder)
+    tiny.save("llama", folder, max_shard_size="8KB")
+    path = folder / "model.safetensors.index.json"
+    path.write_text(path.read_text().replace("model-00002-", "../model-00002-"))
+
+
+@case("model.safetensors.index.json has no weight_map")
+def an_empty_index(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {}}')
 
 
 @case("model.safetensors.index.json has no weight_map")
@@ -126,6 +212,22 @@ def an_unknown_type(folder: Path) -> None:
 @case("its config.json has no model_type")
 def no_type(folder: Path) -> None:
     tiny.change_config(folder, lambda config: config.pop("model_type") and config)
+
+
+@case("its config.json has no model_type")
+def a_type_that_is_no_name(folder: Path) -> None:
+    tiny.change_config(folder, lambda config: config.update(model_type=["llama"]))
+
+
+@case("config.json is not JSON (Expecting value: line 1 column 1 (char 0))")
+def an_empty_config(folder: Path) -> None:
+    (folder / "config.json").write_bytes(b"")
+
+
+@case("config.json: Too many levels of symbolic links")
+def a_config_that_leads_in_circles(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    (folder / "config.json").symlink_to("config.json")
 
 
 @case("which runs with --trust-remote-code only")
@@ -245,6 +347,51 @@ def test_one_clear_line_and_exit_2(name: str, tmp_path: Path, run: Callable[...,
     assert says in line
     assert "Traceback" not in line
     assert not (folder / "ran").exists()
+
+
+def test_floats_of_every_kind_are_weights(tmp_path: Path, run: Callable[..., Ran]) -> None:
+    for kind in (torch.float64, torch.bfloat16, torch.float8_e4m3fn):
+        folder = tmp_path / str(kind)
+        tiny.save("llama", folder)
+        tiny.change_weights(folder, lambda w, kind=kind: {n: t.to(kind) for n, t in w.items()})
+        assert run("sink", folder, "--length", "8", "--samples", "2").code == 0
+
+
+def test_what_a_trainer_wrote_down_may_be_anything(tmp_path: Path, run: Callable[..., Ran]) -> None:
+    tiny.save("llama", tmp_path)
+    (tmp_path / "trainer_state.json").write_text('{"global_step": "x", "log_history": [5]}')
+    assert run("models", tmp_path).code == 0
+    assert run("sink", tmp_path, "--length", "8", "--samples", "2").code == 0
+
+
+def test_a_name_with_blanks_and_of_another_script(tmp_path: Path, run: Callable[..., Ran]) -> None:
+    folder = tmp_path / "a b" / "ünïcödé 鲸"
+    tiny.save("llama", folder)
+    ran = run("sink", folder, "--length", "8", "--samples", "2")
+    assert ran.code == 0
+    assert ran.out.startswith("ünïcödé 鲸 · 2 layers × 2 heads")
+
+
+def test_files_that_may_not_be_read(
+    tmp_path: Path, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the system refuses; root, who tests run as in containers, is refused nothing."""
+    tiny.save("llama", tmp_path / "m", words=True)
+    opened = Path.open
+
+    def refuse(path: Path, *arguments: Any, **more: Any) -> Any:
+        if path.name == closed:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return opened(path, *arguments, **more)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    for closed in ("config.json", "model.safetensors"):
+        for verb in ("models", "sink"):
+            ran = run(verb, tmp_path / "m")
+            assert ran.code == 2
+            assert ran.err == (
+                f"attnprobe: error: cannot read {tmp_path / 'm' / closed}: Permission denied\n"
+            )
 
 
 def test_weights_that_are_no_numbers_are_not_measured(

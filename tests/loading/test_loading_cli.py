@@ -140,7 +140,7 @@ def test_models_says_what_a_folder_is(models: Path, run: Callable[..., Ran]) -> 
     assert (ran.code, ran.err) == (0, "")
     parameters = sum(p.numel() for p in tiny.small("llama").parameters())
     assert f"LlamaForCausalLM, llama, {parameters:,} parameters, float32" in ran.out
-    assert "2 × 2, 1 key–value heads" in ran.out
+    assert "2 × 2, 1 key–value head" in ran.out
     assert "32 tokens, with a tokenizer" in ran.out
     assert "32 tokens, no tokenizer in the folder" in ran.out
     ran = run("models", models / "gpt2", "--format", "json")

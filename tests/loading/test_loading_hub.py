@@ -18,8 +18,11 @@ import pytest
 import tiny_models as tiny
 from huggingface_hub import constants, file_download
 
+from attnprobe.audit.targets import resolve
 from attnprobe.errors import CheckpointError
-from attnprobe.loading.hub import fetch
+from attnprobe.loading.base import find_base
+from attnprobe.loading.folder import Folder
+from attnprobe.loading.hub import fetch, named
 from attnprobe.loading.places import HubId, hub_id
 from attnprobe.subject import Subject, addresses, load
 
@@ -73,7 +76,37 @@ def test_a_path_is_no_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         loaded("runs/modle")
 
 
+def test_a_name_alone_is_an_id_where_something_allows_it() -> None:
+    assert hub_id("gpt2", bare=True) == HubId("gpt2")
+    assert hub_id("gpt2@v1", bare=True) == HubId("gpt2", "", "v1")
+    for path in ("gpt2.pt", "gpt2.json", "./gpt2", "-gpt2", "gp t2", "x" * 200, ""):
+        assert hub_id(path, bare=True) is None
+
+
 # the cache
+
+
+def test_a_name_alone_from_the_cache(
+    hub_cache: Path, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny.cached(hub_cache, "bert-base-uncased", llama)
+    for find in (named, lambda name: resolve([name])[0].hub):
+        assert find("bert-base-uncased") == HubId("bert-base-uncased")
+        assert find("bert-base-uncased@main") == HubId("bert-base-uncased", "", "main")
+        assert find("bert-base-cased") is None
+    subject = loaded("bert-base-uncased")
+    assert subject.about["hub"] == {"id": "bert-base-uncased", "commit": COMMIT}
+    with pytest.raises(CheckpointError) as told:
+        loaded("bert-base-cased")
+    assert "bert-base-cased does not exist, and the cache of the Hugging Face hub has no" in str(
+        told.value
+    )
+    with pytest.raises(CheckpointError, match="bert-base-uncased@v9 is no path here and not in"):
+        loaded("bert-base-uncased@v9")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bert-base-uncased").mkdir()  # what lies here goes first
+    with pytest.raises(CheckpointError, match="is a folder without a model"):
+        loaded("bert-base-uncased")
 
 
 def test_from_the_cache(hub_cache: Path, llama: Path) -> None:
@@ -84,6 +117,16 @@ def test_from_the_cache(hub_cache: Path, llama: Path) -> None:
     assert subject.about["hub"] == {"id": "org/tiny-llama", "commit": COMMIT}
     assert subject.vocabulary is not None
     assert subject.notes == ()
+
+
+def test_an_adapter_over_a_name_alone(hub_cache: Path, llama: Path, tmp_path: Path) -> None:
+    snapshot = tiny.cached(hub_cache, "gpt2", llama)
+    about = {"peft_type": "LORA", "base_model_name_or_path": "gpt2"}
+    (adapter := tmp_path / "adapter").mkdir()
+    assert find_base(Folder(adapter, about, ())).path == snapshot
+    about["base_model_name_or_path"] = "gpt9"  # an id, not a path that someone typed
+    with pytest.raises(CheckpointError, match="gpt9 is no path here and not in the cache"):
+        find_base(Folder(adapter, about, ()))
 
 
 def test_revisions_side_by_side(hub_cache: Path, llama: Path, tmp_path: Path) -> None:
@@ -318,6 +361,21 @@ def test_out_of_reach_the_cache_is_taken(hub_cache: Path, llama: Path) -> None:
     assert loaded("org/m", offline=True).notes == ()
     with pytest.raises(CheckpointError, match=r"cannot be reached .*check the network"):
         loaded("org/other")
+
+
+def test_a_name_alone_is_asked_for_only_where_the_cache_has_it(
+    hub: Hub, hub_cache: Path, llama: Path
+) -> None:
+    asked: list[str] = []
+    answer = hub.answer
+    hub.answer = lambda request, body: (asked.append(request.path), answer(request, body))  # type: ignore[method-assign, assignment]
+    with pytest.raises(CheckpointError, match="checkpoint-500 does not exist"):
+        loaded("checkpoint-500")
+    assert asked == []
+    tiny.cached(hub_cache, "gpt2", llama)
+    with pytest.raises(CheckpointError, match="gpt2 is neither a path here nor a model"):
+        loaded("gpt2")
+    assert asked != []
 
 
 def test_offline_asks_nobody(hub: Hub, hub_cache: Path, llama: Path) -> None:
