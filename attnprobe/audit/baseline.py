@@ -88,7 +88,7 @@ def _watch(loaded: Loaded, name: str, named: bool) -> Watch:
         table, metric = "model", name
     choices = figures.columns(table)
     if metric not in TABLES[table] or not figures.is_number(table, metric):
-        wrong = did_you_mean(metric, choices)
+        wrong = did_you_mean(metric, choices, figures.ALL)
         raise loaded.fault(where, f"there is no figure {metric!r} in the table {table}{wrong}")
     known = figures.figure(table, metric)
     given = loaded.config.baseline.metrics.get(name)

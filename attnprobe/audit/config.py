@@ -5,12 +5,13 @@ Every key is checked: one that is not known is an error that names the line and 
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
@@ -20,6 +21,9 @@ from attnprobe.audit.lines import line_of
 from attnprobe.audit.presets import PRESETS
 from attnprobe.audit.rules import Globs, Number, Rule
 from attnprobe.errors import InputError
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -271,12 +275,20 @@ def explained(
     if first["type"] == "extra_forbidden":
         known = did_you_mean(str(where[-1]), _keys(where[:-1]))
         message = f"there is no such key{known}"
-    elif first["type"] == "missing":
-        message = "it is missing"
     else:
-        message = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
+        message = fault_of(first)
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
     return loaded.fault(where, f"{message}{more}")
+
+
+def fault_of(error: ErrorDetails) -> str:
+    """What is wrong with a value, in words."""
+    if error["type"] == "missing":
+        return "it is missing"
+    if error["type"] == "literal_error":
+        choices = re.findall(r"'([^']*)'", error["ctx"]["expected"])
+        return f"there is no {error['input']!r}{did_you_mean(str(error['input']), choices)}"
+    return error["msg"].removeprefix("Value error, ").removeprefix("Input ")
 
 
 def _keys(where: Sequence[str | int]) -> list[str]:

@@ -7,7 +7,7 @@ kernel or machine may do to a figure, and a step of training that changes nothin
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,6 +15,8 @@ from attnprobe.result import INTEGERS, KEY, TABLES, TEXT
 
 Better = Literal["lower", "higher", "same"]
 
+LISTED = 12  # words that a line can name
+ALL = "attnprobe audit --list-rules"
 #: Tables whose rows are finds: that there is none is a figure too, once it was looked for.
 EVENTS = {
     "sinks": ("layers", "f_attr", "sink"),
@@ -195,11 +197,35 @@ def finds(table: str) -> tuple[str, str, str] | None:
     return EVENTS.get(table)
 
 
-def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """ "; did you mean 'f_attr'? Choose from …" for an unknown word."""
+def did_you_mean(word: str, choices: Iterable[str], elsewhere: str = "") -> str:
+    """ "; did you mean 'f_attr'?", or what there is to choose from, for an unknown word.
+
+    Args:
+        word: what was written.
+        choices: what it might be.
+        elsewhere: what lists all of them, where they are too many for a line.
+    """
     choices = list(dict.fromkeys(choices))
-    near = difflib.get_close_matches(word, choices, n=1, cutoff=0.6) or [
-        c for c in choices if c.casefold() == word.casefold()
-    ]
-    guess = f"; did you mean {near[0]!r}?" if near else ";"
-    return f"{guess} choose from {', '.join(choices)}" if choices else guess.rstrip(";")
+    near = _near(word, choices)
+    known = ", ".join(choices[:LISTED])
+    if len(choices) > LISTED:
+        known += f" and {len(choices) - LISTED} more"
+    if near:
+        guess = f"; did you mean {' or '.join(map(repr, near))}?"
+        return f"{guess} {elsewhere} lists all" if elsewhere else guess
+    if elsewhere:
+        return f"; {elsewhere} lists all"
+    return f"; choose from {known}" if choices else ""
+
+
+def _near(word: str, choices: Sequence[str]) -> list[str]:
+    """The choice that a word is closest to, or those that it is the everyday name of."""
+    plain = {_plain(choice): choice for choice in reversed(choices)}
+    close = difflib.get_close_matches(_plain(word), plain, n=1, cutoff=0.6)
+    named = [c for c in FAMILIES.get(word.casefold(), ()) if c in choices]
+    return list(dict.fromkeys([*named[:1], *(plain[name] for name in close)]))
+
+
+def _plain(word: str) -> str:
+    """A word as someone might write it: F-Attr is f_attr."""
+    return word.casefold().replace("-", "_").replace(" ", "_")

@@ -164,7 +164,7 @@ def _unmeasured(result: Result) -> Problem:
 def _refused(result: Result, why: str, path: Path) -> Problem:
     message = (
         f"not compared with {path}, which was measured otherwise ({why}): measure both alike, "
-        "update the baseline, or add --allow-different-input"
+        "update the baseline, or add --allow-different"
     )
     return Problem(labels([result])[0], str(result.checkpoint.get("path") or ""), message, 2)
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from attnprobe.audit.config import RULE_KEYS, Loaded, check_preset, explained
-from attnprobe.audit.figures import did_you_mean
+from attnprobe.audit.config import RULE_KEYS, Loaded, check_preset, explained, fault_of
+from attnprobe.audit.figures import ALL, did_you_mean
 from attnprobe.audit.findings import Source
 from attnprobe.audit.globs import fits_result
 from attnprobe.audit.presets import PRESETS
@@ -149,7 +149,7 @@ def _add(
     if preset in PRESETS:
         assert isinstance(name, str)
         if name not in PRESETS[preset].entries():
-            known = did_you_mean(name, PRESETS[preset].entries())
+            known = did_you_mean(name, PRESETS[preset].entries(), ALL)
             raise loaded.fault((*where, "id"), f"preset {preset} has no rule {name!r}{known}")
         if name in entries:
             merged = {**entries[name].keys, **{k: v for k, v in keys.items() if k != "id"}}
@@ -177,7 +177,7 @@ def _check_overrides(book: RuleBook) -> None:
             known = known_ids(book)
             if not any(fnmatchcase(name, pattern) for name in known):
                 raise loaded.fault(
-                    where, f"there is no rule {pattern!r}{did_you_mean(pattern, known)}"
+                    where, f"there is no rule {pattern!r}{did_you_mean(pattern, known, ALL)}"
                 )
             _check_keys(changes, loaded, where)
             if "id" in changes:
@@ -198,8 +198,9 @@ def _checked(
     except ValidationError as error:
         if where:
             raise explained(error, loaded, where) from None
-        message = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
-        raise InputError(f"--rule: {message}") from None
+        first = error.errors(include_url=False)[0]
+        place = "".join(f"{part}: " for part in first["loc"])
+        raise InputError(f"--rule: {place}{fault_of(first)}") from None
 
 
 def _force(book: RuleBook, asked: Asked) -> None:
@@ -219,6 +220,7 @@ def _force(book: RuleBook, asked: Asked) -> None:
     if match["what"] in book.entries:
         names = [match["what"]]
     else:
+        _check_name(match["what"], book)
         keys = {**_figure(match["what"]), **keys}
         names = [n for n, entry in book.entries.items() if _same_figure(entry, keys, bound)]
     if not names:
@@ -229,6 +231,23 @@ def _force(book: RuleBook, asked: Asked) -> None:
     for name in names:
         earlier = book.forced[name].keys if name in book.forced else {}
         book.forced[name] = Entry({**earlier, bound: number}, source)
+
+
+def _check_name(name: str, book: RuleBook) -> None:
+    """Whether a name that is of no rule in force can be one of a figure.
+
+    Raises:
+        InputError: it is a rule's, or the table before its dot is none.
+    """
+    known = known_ids(book)
+    if name in known:
+        preset = name.partition("/")[0]
+        raise InputError(f"--rule {name}: its preset is not used: add --preset {preset}")
+    if "/" in name:
+        raise InputError(f"--rule: there is no rule {name!r}{did_you_mean(name, known, ALL)}")
+    table, dot, _ = name.partition(":")[0].partition(".")
+    if dot and table not in TABLES:
+        raise InputError(f"--rule: there is no table {table!r}{did_you_mean(table, TABLES)}")
 
 
 def _figure(text: str) -> dict[str, Any]:

@@ -210,7 +210,7 @@ def _fault(rule: Rule) -> str | None:
     """Why a rule makes no sense, None where it does."""
     table, metric = rule.table, rule.metric
     if metric not in TABLES[table]:
-        wrong = figures.did_you_mean(metric, figures.columns(table))
+        wrong = figures.did_you_mean(metric, figures.columns(table), figures.ALL)
         elsewhere = [t for t in TABLES if metric in figures.columns(t) and t != "not_measured"]
         also = f" ({metric} is a column of {', '.join(elsewhere)})" if elsewhere else ""
         return f"metric: there is no {metric!r} in the table {table}{also}{wrong}"

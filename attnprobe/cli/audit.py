@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from attnprobe.cli.gathering import Gathering, cache_folder, gathering
+from attnprobe.cli.gathering import ALLOW_DIFFERENT, Gathering, cache_folder, gathering
 from attnprobe.cli.options import OUTPUT, collected
 from attnprobe.cli.output import check_writable, show, write_stdout
 from attnprobe.cli.reporting import FAILED, INTERRUPTED, NOTHING_MEASURED, gravest, say
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from attnprobe.result import Result
 
 RULES = "Rules and baseline"
+_NO_SETTINGS = ("rule", "list_rules", "config", "cache")
 _UNMEASURED = "nothing could be measured"
 Format = Literal["table", "json", "jsonl", "md", "github", "junit", "sarif", "csv"]
 
@@ -79,6 +80,14 @@ class Auditing(Gathering):
             "'heads.entropy_norm:p05>=0.02' or 'gated/f-attr<=0.3'; may be repeated.",
         ),
     ] = None
+    list_rules: Annotated[
+        bool,
+        _option(
+            "--list-rules",
+            panel=RULES,
+            help="List the rules of all presets and the figures that a rule can bound, and stop.",
+        ),
+    ] = False
     baseline: Annotated[
         Path | None,
         _option("--baseline", panel=RULES, metavar="FILE", help="Compare with this result file."),
@@ -95,7 +104,7 @@ class Auditing(Gathering):
     allow_different_input: Annotated[
         bool,
         _option(
-            "--allow-different-input",
+            *ALLOW_DIFFERENT,
             panel=RULES,
             help="Compare with a baseline of other tokens, dtype or device all the same.",
         ),
@@ -146,10 +155,13 @@ def audit(options: Auditing) -> int:
       attnprobe audit model.pt --baseline main.json
       attnprobe audit model.pt --format github --output audit.sarif --output audit.xml
     """
-    from attnprobe.audit import settings
+    from attnprobe.audit import listing, settings
     from attnprobe.audit.presets import DEFAULT
     from attnprobe.audit.rulebook import build
 
+    if options.list_rules:
+        write_stdout(listing.text())
+        return 0
     environment = settings.from_environment(os.environ)
     loaded = settings.in_force(_loaded(options, environment.config), environment, _flags(options))
     config = loaded.config
@@ -190,7 +202,7 @@ def _flags(options: Auditing) -> dict[str, Any]:
     typed = {n: getattr(options, n) for n in options.given}
     if options.checkpoints:
         typed["checkpoints"] = options.checkpoints
-    return {n: _plain(v) for n, v in typed.items() if n not in ("rule", "config", "cache")}
+    return {n: _plain(v) for n, v in typed.items() if n not in _NO_SETTINGS}
 
 
 def _plain(value: Any) -> Any:

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from attnprobe.cli.gathering import Gathering, cache_folder, gather_options, gathering
+from attnprobe.cli.gathering import (
+    ALLOW_DIFFERENT,
+    Gathering,
+    cache_folder,
+    gather_options,
+    gathering,
+)
 from attnprobe.cli.options import OUTPUT, WHAT, collected
 from attnprobe.cli.output import check_writable, show, write_stdout
 from attnprobe.cli.reporting import FAILED, say
@@ -43,7 +49,7 @@ class Comparing(Gathering):
     allow_different: Annotated[
         bool,
         typer.Option(
-            "--allow-different",
+            *ALLOW_DIFFERENT,
             rich_help_panel=WHAT,
             help="Compare what was measured on another input, length or tokenizer all the same.",
         ),

@@ -17,6 +17,8 @@ from attnprobe.cli.reporting import say
 if TYPE_CHECKING:
     from attnprobe.audit.runner import Event, GatherOptions
 
+#: Both verbs that set results side by side take either.
+ALLOW_DIFFERENT = ("--allow-different", "--allow-different-input")
 ENDED = {"measured": "measured", "cached": "known from the cache", "failed": "failed"}
 OnEvent = Callable[["Event"], None]
 

@@ -163,7 +163,7 @@ def test_what_was_measured_otherwise_is_refused(other: dict[str, Any]) -> None:
     now, before = make(about=other), make()
     report = compared(now, before)
     assert codes(report) == [2]
-    assert "--allow-different-input" in report.problems[0].message
+    assert "--allow-different" in report.problems[0].message
     assert not [f for f in report.findings if f.rule.startswith("baseline/")]
     allowed = compared(now, before, allow_different_input=True)
     assert codes(allowed) == []

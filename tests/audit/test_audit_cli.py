@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -14,8 +15,10 @@ from pathlib import Path
 import pytest
 from audit_results import make
 
+from attnprobe.audit.presets import PRESETS
+from attnprobe.audit.rules import Rule
 from attnprobe.cli import main
-from attnprobe.result import Result, load_results, save_results
+from attnprobe.result import KEY, TABLES, TEXT, Result, load_results, save_results
 
 
 @dataclass
@@ -115,7 +118,20 @@ def test_warnings_never_fail(run: Run, folder: Path) -> None:
     ("arguments", "message"),
     [
         (["--preset", "gatd"], "--preset: there is no preset 'gatd'; did you mean 'gated'?"),
-        (["--rule", "f_atr<=1"], "did you mean 'f_attr'"),
+        (["--rule", "f_atr<=1"], "did you mean 'f_attr'? attnprobe audit --list-rules lists all"),
+        (["--rule", "F-Attr<=1"], "did you mean 'f_attr'?"),
+        (["--rule", "perplexity<=9"], "did you mean 'ppl'?"),
+        (
+            ["--rule", "xyz<=9"],
+            "table model; attnprobe audit --list-rules lists all",
+        ),
+        (["--rule", "head.erank:min>=2"], "there is no table 'head'; did you mean 'heads'?"),
+        (["--rule", "heads.erank:mni>=2"], "aggregate: there is no 'mni'; did you mean 'min'?"),
+        (
+            ["--rule", "gatd/f-attr<=1"],
+            "there is no rule 'gatd/f-attr'; did you mean 'gated/f-attr'?",
+        ),
+        (["--rule", "gated/f-attr<=1"], "its preset is not used: add --preset gated"),
         (["--rule", "f_attr"], "write f_attr<=0.15"),
         (["--config", "none.toml"], "cannot read none.toml"),
         (["--baseline", "none.json"], "there is no baseline none.json"),
@@ -133,6 +149,37 @@ def test_wrong_usage(run: Run, arguments: list[str], message: str) -> None:
     assert ran.out == ""
     assert message in ran.err
     assert len(ran.err.splitlines()) == 1
+
+
+def test_a_wrong_rule_is_one_short_line(run: Run) -> None:
+    for rule in ("f_atr<=1", "xyz<=1", "heads.entropy_nrm:p05>=0.1", "gated/f-atr<=1"):
+        assert len(run("audit", "good.json", "--rule", rule).err) < 160
+
+
+def test_all_rules_and_figures_can_be_listed(run: Run) -> None:
+    ran = run("audit", "--list-rules")
+    assert (ran.code, ran.err) == (0, "")
+    for preset in PRESETS.values():
+        for rule in preset.entries():
+            assert f"\n  {rule} " in ran.out
+    listed = set(re.findall(r"[\w.-]+", ran.out))
+    for table, names in TABLES.items():
+        figures = {c for c in names if c not in (*KEY, *TEXT, "kind")} - {"position"}
+        assert table == "not_measured" or figures <= listed
+    assert max(map(len, ran.out.splitlines())) <= 80
+
+
+def test_what_is_listed_can_be_bounded(run: Run) -> None:
+    lines = run("audit", "--list-rules").out.partition("Figures that")[2].splitlines()[1:]
+    rows = " ".join(lines[: lines.index("")]).split()
+    tables = [word for word in rows if word in TABLES]
+    assert tables == [table for table in TABLES if table != "not_measured"]
+    for word in rows:
+        if word in TABLES:
+            table = word
+        else:
+            keys = {"table": table, "metric": word.rstrip(","), "max": 1.0}
+            assert Rule.model_validate(keys).metric == word.rstrip(",")
 
 
 def test_unknown_checkpoint(run: Run) -> None:
@@ -208,7 +255,8 @@ def test_baseline_from_the_command_line(run: Run, folder: Path) -> None:
     assert "after 0.05 in the baseline" in ran.out
     save_results([make("good", about={"sha256": "00" * 32})], "good.json")
     assert run("audit", "good.json", *against).code == 2
-    assert run("audit", "good.json", *against, "--allow-different-input").code == 0
+    for spelling in ("--allow-different", "--allow-different-input"):
+        assert run("audit", "good.json", *against, spelling).code == 0
     assert load_results("base.json")[0].figure("f_attr") == 0.05
 
 
