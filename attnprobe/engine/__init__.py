@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attnprobe.engine.blocks import measure
+from attnprobe.engine.measuring import measure
 from attnprobe.engine.stats import AttentionStats
 
 __all__ = ["AttentionStats", "measure"]

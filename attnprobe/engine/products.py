@@ -2,7 +2,8 @@
 
 On x86 CPUs other than Intel's the library behind `torch.matmul` keeps to half the vector width;
 the other one, oneDNN, takes little more than half the time on a block of queries and keys, or of
-tokens and the vocabulary. It is reached through a private operator, here only, and only if it is there and gives the right numbers.
+tokens and the vocabulary. It is reached through a
+private operator, here only, and only if it is there and gives the right numbers.
 """
 
 from __future__ import annotations

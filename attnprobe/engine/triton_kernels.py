@@ -10,16 +10,14 @@ Half-precision queries and keys are multiplied as they are and added up in float
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
 from attnprobe.engine.stats import NEVER
-
-if TYPE_CHECKING:
-    from attnprobe.engine.blocks import Sums
+from attnprobe.engine.sums import Sums
 
 ROWS = COLUMNS = 64
 WIDEST = 256  # of a head; beyond, a block of queries no longer fits a core's fast memory

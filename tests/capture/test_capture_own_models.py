@@ -264,7 +264,7 @@ def test_the_hand_example_of_three_tokens() -> None:
     with torch.no_grad():
         for part in (attention.query, attention.key, attention.value, attention.output):
             part.weight.copy_(torch.eye(2))
-    from attnprobe.engine import blocks
+    from attnprobe.engine import measure
     from attnprobe.models.layout import bidirectional
 
     x = torch.tensor([[[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]])
@@ -273,7 +273,7 @@ def test_the_hand_example_of_three_tokens() -> None:
     recorder = Recorder(attention.eval(), found.append, lambda *_: None)
     with torch.no_grad(), recorder.watch({}):
         attention(x, layout)
-    stats = blocks.measure(found[0])
+    stats = measure(found[0])
     assert abs(float(stats.first[0, 0, 0]) - 0.401) < 5e-4
     row = torch.tensor([[1.0, 0.0]]) @ x[0].T / 2**0.5
     weights = row.softmax(-1)[0]

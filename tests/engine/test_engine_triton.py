@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from attnprobe.capture import AttentionCall, Documents, Mask, Site
-from attnprobe.engine import blocks
+from attnprobe.engine import blocks, measuring
 from attnprobe.engine.coverage import cover
+from attnprobe.engine.sums import Sums
 
 pytest.importorskip("triton", reason="Triton comes with torch for CUDA")
 from attnprobe.engine import triton_kernels
@@ -51,7 +52,7 @@ def call(
 
 
 def assert_filled_alike(one: AttentionCall) -> None:
-    theirs, ours = (blocks.Sums(one, cover(one)) for _ in range(2))
+    theirs, ours = (Sums(one, cover(one)) for _ in range(2))
     assert triton_kernels.supports(ours)
     triton_kernels.fill(ours)
     blocks.reduce(theirs)
@@ -101,18 +102,18 @@ def test_what_the_kernels_leave_to_blocks(change: str) -> None:
         one = replace(
             one, mask=Mask(LENGTH, LENGTH, dense=dense if change == "bias" else dense < 0.5)
         )
-    assert not triton_kernels.supports(blocks.Sums(one, cover(one)))
+    assert not triton_kernels.supports(Sums(one, cover(one)))
 
 
 def test_kernels_that_disagree_or_fail_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = torch.device("cpu"), torch.float32, 32
-    assert blocks.agree(triton_kernels, *shape)
-    assert not blocks.agree(triton_kernels, torch.device("cpu"), torch.float32, 8)
+    assert measuring.agree(triton_kernels, *shape)
+    assert not measuring.agree(triton_kernels, torch.device("cpu"), torch.float32, 8)
 
-    def fails(sums: blocks.Sums) -> None:
+    def fails(sums: Sums) -> None:
         raise RuntimeError("no compiler")
 
     for broken in (lambda sums: None, fails):
         with monkeypatch.context() as patch:
             patch.setattr(triton_kernels, "fill", broken)
-            assert not blocks.agree(triton_kernels, *shape)
+            assert not measuring.agree(triton_kernels, *shape)
