@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from attnprobe.errors import AttnprobeError, InputError, is_out_of_memory
+from attnprobe.fitting import misfit
 from attnprobe.forward import ForwardInputs, batch_size_for, device_of
 from attnprobe.inputs import Inputs
 from attnprobe.loading.memory import check_batch
@@ -22,17 +24,27 @@ def probe(subject: Subject, inputs: Inputs, **options: Any) -> Result:
 
     Raises:
         TooLargeError: a batch does not fit into memory.
+        InputError: the model does not run on the input; the line says on which it would.
     """
     if subject.folder is not None and subject.reads == "tokens":
         _check_memory(subject, inputs, options.get("batch_size"))
-    result = scan(
-        subject.model,
-        inputs.tokens,
-        attention_mask=inputs.attention_mask,
-        token_text=None if subject.vocabulary is None else subject.vocabulary.token,
-        **options,
-        **inputs.kwargs,
-    )
+    try:
+        result = scan(
+            subject.model,
+            inputs.tokens,
+            attention_mask=inputs.attention_mask,
+            token_text=None if subject.vocabulary is None else subject.vocabulary.token,
+            **options,
+            **inputs.kwargs,
+        )
+    except (AttnprobeError, OSError):
+        raise
+    except Exception as error:
+        if is_out_of_memory(error) or not (
+            told := misfit(subject, inputs, options.get("batch_size"))
+        ):
+            raise
+        raise InputError(told) from error
     result.checkpoint = subject.about
     result.input = {**inputs.about, **result.input}
     return result

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attnprobe.errors import InputError
 from attnprobe.inputs.drawn import FEWEST_SAMPLES, Values
-from attnprobe.inputs.shapes import second_input, value_shape
+from attnprobe.inputs.shapes import second_input, sizes, value_shape
 from attnprobe.subject import Subject
 
 DEFAULT_VALUES = 2**22  # pixels and the like in all: 16 images of 224 × 224 in three colours
@@ -41,7 +41,7 @@ class Arrays:
         if subject.reads not in ("tokens", "image", "audio"):
             return
         wanted, found = value_shape(subject), tuple(self.values.shape)
-        fits = len(found) == len(wanted) + 1 and found[0] > 0
+        fits = len(found) == len(wanted) + 1 and 0 not in found
         own = found[1:]
         if subject.reads == "audio":
             fits = fits and (len(own) == 1 or any(a == b for a, b in zip(own, wanted, strict=True)))
@@ -49,13 +49,9 @@ class Arrays:
             fits = fits and own[:-2] == wanted[:-2]
         if not fits:
             raise InputError(
-                f"{self.name} has the shape {_sizes(found)}, {subject.name} reads "
-                f"N × {_sizes(wanted)}"
+                f"{self.name} has the shape {sizes(found)}, {subject.name} reads "
+                f"N × {sizes(wanted)}"
             )
-
-
-def _sizes(shape: tuple[int, ...]) -> str:
-    return " × ".join(map(str, shape))
 
 
 def default_count(subject: Subject) -> int:
@@ -68,4 +64,4 @@ def random_values(subject: Subject, samples: int, seed: int) -> Values:
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(samples, *value_shape(subject), generator=generator)
     what = "sound" if subject.reads == "audio" else "pixels"
-    return Values(values, f"{what} drawn at random, {_sizes(tuple(values.shape[1:]))}", "random")
+    return Values(values, f"{what} drawn at random, {sizes(tuple(values.shape[1:]))}", "random")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from attnprobe.errors import InputError
 from attnprobe.inputs.drawn import Values
-from attnprobe.inputs.shapes import second_input, value_shape
+from attnprobe.inputs.shapes import second_input, sizes, value_shape
 from attnprobe.subject import Subject
 
 SETTINGS = "preprocessor_config.json"
@@ -35,7 +35,7 @@ class Images:
         if len(wanted) != 3:
             raise InputError(
                 f"--image: {subject.name} reads films: give an array, --tokens FILE.npy, of shape "
-                f"N × {' × '.join(map(str, wanted))}"
+                f"N × {sizes(wanted)}"
             )
         processor = _processor(subject)
         if processor is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from attnprobe.errors import InputError
@@ -37,6 +38,11 @@ def value_shape(subject: Subject) -> tuple[int, ...]:
             f"{subject.name} does not say what sound it reads: give an array, --tokens FILE.npy"
         )
     return shape
+
+
+def sizes(shape: Iterable[int]) -> str:
+    """A shape in words, `3 × 224 × 224`."""
+    return " × ".join(map(str, shape))
 
 
 def _part(config: Any, *names: str) -> Any:

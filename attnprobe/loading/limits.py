@@ -13,6 +13,7 @@ from attnprobe.models import ModelConfig
 #: Names that a table of learned positions goes by; those of distances are no bound.
 _POSITIONS = re.compile(r"(wpe|position_embeddings?|embed_positions?|pos_embed\w*|positions_embed)")
 _OTHER_SENSES = re.compile(r"vision|visual|image|audio|speech")
+_OTHER_ENCODERS = re.compile(rf"{_OTHER_SENSES.pattern}|(^|\.)encoder\.")  # Whisper's: of sound
 _LONGEST = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length")
 _UNKNOWN_LENGTH = 512
 
@@ -74,16 +75,18 @@ def _ids(model: nn.Module, text: Any) -> int | None:
 def _learned_positions(model: nn.Module) -> int | None:
     """Positions that the smallest table of them has, None where there is none."""
     found = []
+    other_senses = _OTHER_SENSES if reads(model) == "tokens" else _OTHER_ENCODERS
+    ahead = 1 if getattr(getattr(model, "config", None), "ngram", None) else 0  # ProphetNet
     for path, module in model.named_modules():
         name = path.rpartition(".")[2]
         is_table = isinstance(module, nn.Embedding) and _POSITIONS.fullmatch(name)
-        if is_table and not _OTHER_SENSES.search(path):
+        if is_table and not other_senses.search(path):
             reserved = getattr(module, "offset", None)  # OPT, BART: rows that stand for no position
             if not isinstance(reserved, int):
                 reserved = 0 if module.padding_idx is None else module.padding_idx + 1  # RoBERTa
             if hasattr(module, "make_weights"):  # sinusoids, made longer where it takes that
                 continue
-            found.append(module.num_embeddings - reserved)
+            found.append(module.num_embeddings - reserved - ahead)
     return min(found, default=None)
 
 
