@@ -255,9 +255,10 @@ class Scan:
 
     @property
     def _predicts(self) -> bool:
-        """Whether no token sees the one that it predicts."""
+        """Whether no token sees the one that it predicts; what a tower sees is no token."""
         own = [site for site in self.seen if site.kind == "self"]
-        return all(s.causal for s in [s for s in own if s.stack != "encoder"] or own)
+        others = ("encoder", "vision", "audio")
+        return all(s.causal for s in [s for s in own if s.base not in others] or own)
 
     def _logits(self, output: Any, tokens: Tensor, narrowed: Narrowed) -> Logits | None:
         """What the model says of every token, None where it does not."""

@@ -478,6 +478,31 @@ def test_figures_of_what_hears_and_writes() -> None:
     assert seen.layers["f_attr"].notna().all()
 
 
+def test_why_two_towers_have_no_perplexity() -> None:
+    target = subject(tiny.gpt2(), clip())
+    result = probe(target, shown(target, texts=["the whale and the sea"]))
+    (reason,) = result.not_measured[result.not_measured["metric"] == "ppl"]["reason"]
+    assert reason == "the model's output is not logits over its vocabulary for every token"
+
+
+def test_perplexity_beside_images_is_that_of_the_text() -> None:
+    torch.manual_seed(0)
+    config = transformers.LlavaConfig(
+        text_config=transformers.LlamaConfig(**SMALL, vocab_size=50),
+        vision_config=transformers.CLIPVisionConfig(**SMALL, image_size=16, patch_size=8),
+        image_token_index=49,
+    )
+    model = transformers.LlavaForConditionalGeneration(config).eval()
+    tokens = torch.tensor([[1, *[49] * 4, 5, 6, 7, 8]])  # four patches
+    pixels = torch.randn(1, 3, 16, 16)
+    result = attnprobe.scan(model, tokens, pixel_values=pixels)
+    assert {"vision"} < set(result.layers["stack"])
+    with torch.no_grad():
+        logits = model(input_ids=tokens, pixel_values=pixels).logits
+    nll = nn.functional.cross_entropy(logits[0, :-1], tokens[0, 1:])
+    assert result.model["nll"].iloc[0] == pytest.approx(float(nll), rel=1e-5)
+
+
 # padding
 
 
