@@ -68,7 +68,9 @@ class Narrowed(TorchFunctionMode):
     def __init__(self, model: nn.Module, tokens: Tensor | None) -> None:
         super().__init__()
         self.model, self.tokens = model, tokens
-        self.weight = None if tokens is None else _unembedding(model)
+        self.weight: Any = None
+        if tokens is not None and can_be_narrowed(model):
+            self.weight = getattr(unembedding(model), "weight", None)
         self.hidden: Tensor | None = None  # (B, T, d_model) what the map would have been given
         self.bias: Tensor | None = None
         self.last: Tensor | None = None  # (B, 1, V) its result
@@ -147,16 +149,20 @@ def logits_of(
     return named if is_vocabulary else None
 
 
-def _unembedding(model: nn.Module) -> Tensor | None:
-    """The weight of the map to the vocabulary, None where its place may not be taken."""
-    known = inspect.signature(model.forward).parameters
-    find = getattr(model, "get_output_embeddings", None)
-    if find is None or not any(name in known for name in LAST_LOGITS):
+def unembedding(model: nn.Module) -> nn.Module | None:
+    """The module that maps to the vocabulary, as models of transformers tell."""
+    try:
+        return model.get_output_embeddings()  # type: ignore[operator]
+    except (NotImplementedError, AttributeError):
         return None
-    head = find()
+
+
+def can_be_narrowed(model: nn.Module) -> bool:
+    """Whether a model's map to the vocabulary may be given some of the tokens only."""
+    head, known = unembedding(model), inspect.signature(model.forward).parameters
     if type(head) not in (nn.Linear, nn.Embedding) or "forward" in vars(head):
-        return None  # an adapter's, quantised, or moved to and fro by accelerate
-    return head.weight
+        return False  # an adapter's, quantised, or moved to and fro by accelerate
+    return any(name in known for name in LAST_LOGITS)
 
 
 def _linear_arguments(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:

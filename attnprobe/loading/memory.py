@@ -1,7 +1,8 @@
 """Whether a run fits into memory, said before it starts: bytes of weights and of a batch.
 
-An estimate from below, so that nothing that would run is refused: it knows the weights, the logits
-and some copies of a layer's hidden states, not every scratch tensor of every model.
+An estimate from below, so that nothing that would run is refused: it knows the weights, some copies
+of a layer's hidden states and the logits where they are made all at once, not every scratch tensor
+of every model.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import nn
 
 from attnprobe.errors import TooLargeError
 from attnprobe.loading.folder import BYTES, elements
+from attnprobe.logits import can_be_narrowed, unembedding
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _COPIES = 16  # of hidden states in float32 that a layer and its statistics hold at a time
@@ -120,16 +122,9 @@ def _bytes_a_token(model: nn.Module) -> int:
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     width = getattr(text, "hidden_size", None) or 0
     dtype = getattr(model, "dtype", torch.float32)
-    has_head = _output_embeddings(model) is not None
-    vocabulary = (getattr(text, "vocab_size", None) or 0) if has_head else 0
+    all_at_once = unembedding(model) is not None and not can_be_narrowed(model)
+    vocabulary = (getattr(text, "vocab_size", None) or 0) if all_at_once else 0
     return int(width) * 4 * _COPIES + int(vocabulary) * dtype.itemsize
-
-
-def _output_embeddings(model: nn.Module) -> Any:
-    try:
-        return model.get_output_embeddings()  # type: ignore[operator]
-    except (NotImplementedError, AttributeError):
-        return None
 
 
 def _size(count: int) -> str:

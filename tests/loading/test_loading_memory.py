@@ -12,6 +12,7 @@ import torch
 from tiny_models import Ran
 
 from attnprobe import probing
+from attnprobe.errors import TooLargeError
 from attnprobe.loading import memory
 from attnprobe.loading.folder import read
 
@@ -82,7 +83,7 @@ def test_a_batch_that_fits_in_parts(
     llama: Path, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "check_weights", lambda *_: None)
-    a_sample = 8 * (16 * 4 * 16 + tiny.VOCABULARY * 4)  # hidden states and logits
+    a_sample = 8 * 16 * 4 * 16  # hidden states
     monkeypatch.setattr(memory, "available", lambda device: 3 * a_sample)
     ran = run("sink", llama, *SHORT)
     assert (ran.code, ran.out) == (2, "")
@@ -95,6 +96,22 @@ def test_a_batch_that_fits_in_parts(
     assert run("sink", llama, "--length", "4", "--batch-size", "1", "--samples", "2").code == 0
 
 
+@pytest.mark.parametrize("all_at_once", [False, True])
+def test_logits_need_room_only_where_they_are_made_all_at_once(
+    all_at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny.small("llama")
+    if all_at_once:
+        model.lm_head.__class__ = type("Adapted", (torch.nn.Linear,), {})
+    monkeypatch.setattr(memory, "available", lambda device: 8 * 16 * 4 * 16)
+    batch = ("llama", model, 1, 8, torch.device("cpu"))
+    if not all_at_once:
+        memory.check_batch(*batch)
+        return
+    with pytest.raises(TooLargeError, match="use --batch-size 1 --length 7"):
+        memory.check_batch(*batch)
+
+
 def test_where_nobody_says_what_is_free_nothing_is_refused(
     llama: Path, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,7 +121,7 @@ def test_where_nobody_says_what_is_free_nothing_is_refused(
 
 def test_what_does_not_fit_now_may_fit_later() -> None:
     from attnprobe.audit.worker import _is_lasting
-    from attnprobe.errors import CheckpointError, TooLargeError
+    from attnprobe.errors import CheckpointError
 
     assert not _is_lasting(TooLargeError("too large"))
     assert _is_lasting(CheckpointError("damaged"))
