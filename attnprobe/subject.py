@@ -24,7 +24,7 @@ from attnprobe.loading.identity import joint_sha256
 from attnprobe.loading.limits import Limits, foreign_limits, reads
 from attnprobe.loading.options import LoadOptions, check_local
 from attnprobe.loading.outline import essentials
-from attnprobe.loading.places import PAIR, SUFFIXES, HubId
+from attnprobe.loading.places import PAIR, RESULTS, SUFFIXES, HubId
 from attnprobe.models import load_checkpoint
 from attnprobe.tasks import Vocabulary
 
@@ -96,9 +96,9 @@ def packaged() -> list[Address]:
 def addresses(checkpoints: Sequence[str] | None) -> list[Address]:
     """Finds what was named, without opening it; what is not there fails when it is loaded.
 
-    A folder stands for the model or the checkpoints in it, a name without a path for a packaged
-    checkpoint, `org/name` for a model of the Hugging Face hub (a `name` alone where its cache has
-    it), nothing at all for the packaged pair.
+    A folder stands for the model or the checkpoints in it, a glob for what it matches, a name
+    without a path for a packaged checkpoint, `org/name` for a model of the Hugging Face hub (a
+    `name` alone where its cache has it), nothing at all for the packaged pair.
 
     Raises:
         InputError: a name is empty.
@@ -188,8 +188,8 @@ def _own(
     """One of the project's own models."""
     if how.device_map is not None:
         raise CheckpointError(
-            f"--device-map spreads models of transformers, and {address.path} is one of "
-            "attnprobe's own: leave it out, or use --device"
+            "--device-map spreads models of transformers, and this is one of attnprobe's own: "
+            "leave it out, or use --device"
         )
     checkpoint = load_checkpoint(address.path, how.model_config)
     vocabulary = None if checkpoint.inputs is None else tasks.load(checkpoint.inputs)
@@ -281,6 +281,11 @@ def _places(given: str) -> Iterator[Path | HubId]:
         yield from [path] if places.foreign(path) else _inside(path) or [path]
     elif not os.path.exists(path) and given in (there := places.packaged()):
         yield there[given]
+    elif (matched := places.matching(given)) is not None:
+        checkpoints = [m for m in matched if m.suffix != RESULTS or os.path.isdir(m)]
+        yield from (place for match in checkpoints for place in _places(str(match)))
+        if not checkpoints:
+            yield path
     else:
         yield named(given) or path
 

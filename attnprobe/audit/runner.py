@@ -29,6 +29,7 @@ from attnprobe.errors import AttnprobeError, InputError
 from attnprobe.files import file_sha256
 from attnprobe.loading import hub
 from attnprobe.loading.identity import beside_sha256, sha256_of
+from attnprobe.loading.options import check_local
 
 if TYPE_CHECKING:
     from attnprobe.result import Result
@@ -333,9 +334,10 @@ class _Run:
 
     def _found(self, target: Target) -> hub.Snapshot:
         """Where it lies on this machine: a model of the hub is fetched first."""
-        if target.hub is None:
-            return hub.Snapshot(target.path)
         options = self.shown.options
+        if target.hub is None:
+            check_local(target.path, options.revision)
+            return hub.Snapshot(target.path)
         return hub.fetch(target.hub, revision=options.revision, offline=options.offline)
 
     def _known(self, own: str, target: Target) -> _Outcome | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -81,9 +80,8 @@ def _places(given: str) -> list[_Place]:
         return [_Place(path)]
     if os.path.exists(path):  # a pipe or a device, which may never end
         return [_Place(path, f"{path} is no regular file")]
-    if glob.has_magic(given):
-        matched = sorted(map(Path, glob.glob(str(path), recursive=True)), key=step_order)
-        found = [place for match in matched for place in _matched(match)]
+    if (matched := places.matching(given)) is not None:
+        found = [p for m in matched for p in (_opened(m) if m.is_dir() else [_Place(m)])]
         return found or [_Place(path, f"no checkpoint or result file matches {given}")]
     if given in (there := places.packaged()):
         return [_Place(there[given])]
@@ -94,13 +92,6 @@ def _places(given: str) -> list[_Place]:
 
 def _is_saved(place: _Place) -> bool:
     return place.hub is None and place.path.suffix == RESULTS and not place.path.is_dir()
-
-
-def _matched(path: Path) -> list[_Place]:
-    if path.is_dir():
-        return _opened(path)
-    is_wanted = path.suffix in SUFFIXES or places.is_result(path)
-    return [_Place(path)] if is_wanted else []
 
 
 def _opened(folder: Path) -> list[_Place]:

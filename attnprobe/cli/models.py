@@ -30,7 +30,8 @@ class Listing(Common):
         typer.Argument(
             metavar="CKPT",
             show_default=False,
-            help="Checkpoints to describe. Without any, the packaged ones are listed.",
+            help="Checkpoints to describe: files, folders, globs, ids of the hub, or names of "
+            "packaged ones. Without any, the packaged ones are listed.",
         ),
     ] = None
     model_config: Annotated[
@@ -49,7 +50,7 @@ class Listing(Common):
             metavar="REV",
             rich_help_panel=INPUT,
             show_default=False,
-            help="Branch, tag or commit of models of the hub.",
+            help="Branch, tag or commit of models of the hub; nothing else has one.",
         ),
     ] = None
     offline: Annotated[

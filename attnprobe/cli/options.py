@@ -65,8 +65,8 @@ class Measuring(Common):
             show_default=False,
             help="Checkpoints: folders of transformers or of PEFT adapters, org/name of the "
             "Hugging Face hub (or org/name@revision), .gguf, .pt and .safetensors files, folders "
-            "with such files, or names of packaged ones. Without any, the packaged pair ungated "
-            "and gated is measured.",
+            "with such files, globs such as 'runs/*.pt', or names of packaged ones. Without any, "
+            "the packaged pair ungated and gated is measured.",
         ),
     ] = None
 
@@ -240,7 +240,7 @@ class Measuring(Common):
             panel=HOW,
             metavar="REV",
             show_default=False,
-            help="Branch, tag or commit of models of the hub.",
+            help="Branch, tag or commit of models of the hub; nothing else has one.",
         ),
     ] = None
     offline: Annotated[

@@ -43,6 +43,6 @@ def check_local(path: str | Path, revision: str | None) -> None:
     """
     if revision is not None and os.path.exists(path):
         raise CheckpointError(
-            f"--revision {revision} is of a model of the hub, and {path} is a path here: leave it "
-            f"out, or name the model as org/name@{revision}"
+            f"--revision {revision} is for models of the hub, and a path on this machine has none: "
+            f"leave it out, or name a model of the hub as org/name@{revision}"
         )

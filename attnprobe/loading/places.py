@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import glob
 import json
 import os
 import re
@@ -87,8 +88,22 @@ def packaged() -> dict[str, Path]:
     return {name: there[name] for name in names}
 
 
+def matching(given: str) -> list[Path] | None:
+    """What a glob stands for, in order of training step; None where it is none, or a path itself.
+
+    Folders, and of files those that can be checkpoints or saved results: others lie beside them.
+    """
+    path = os.path.expanduser(given)
+    if not glob.has_magic(path) or os.path.exists(path):
+        return None
+    found = sorted(map(Path, glob.glob(path, recursive=True)), key=step_order)
+    return [p for p in found if os.path.isdir(p) or _is_weights(p) or is_result(p)]
+
+
 def not_there(given: str | Path) -> str:
     """One line for a path that does not exist, or that the system does not let us see."""
+    if matching(str(given)) is not None:
+        return f"no checkpoint matches {given}: check the pattern"
     if os.path.islink(given):
         return f"{given} is a link to {os.readlink(given)}, which leads nowhere: check it"
     try:
@@ -182,12 +197,12 @@ def checkpoints_in(folder: Path) -> list[Path]:
         OSError: the folder may not be opened.
     """
     inside = sorted(folder.iterdir(), key=step_order)
-    return [
-        path
-        for path in inside
-        if (path.suffix in SUFFIXES and path.is_file() and not _NO_WEIGHTS.match(path.name))
-        or (path.is_dir() and _is_foreign(path))
-    ]
+    return [path for path in inside if _is_weights(path) or (path.is_dir() and _is_foreign(path))]
+
+
+def _is_weights(path: Path) -> bool:
+    is_named_so = path.suffix in SUFFIXES and not _NO_WEIGHTS.match(path.name)
+    return is_named_so and path.is_file()
 
 
 def step_order(path: Path) -> tuple[bool, int, list[tuple[str, int]]]:
