@@ -148,6 +148,7 @@ class Scan:
         self._narrows = True  # whether the model's logits need not be made all at once
         self.batch: ForwardInputs | None = None
         self.streams: dict[str, tuple[Tensor | None, Documents]] = {}
+        self.documents: dict[Site, Documents] = {}  # of the queries of this batch
         self.about: dict[str, Any] = {"seconds": 0.0, "samples": 0}
         self.digests: list[str] = []
 
@@ -177,7 +178,7 @@ class Scan:
         self.digests.append(inputs.digest())
 
     def _pass(self, batch: ForwardInputs) -> None:
-        self.batch, self.streams = batch, batch.streams()
+        self.batch, self.streams, self.documents = batch, batch.streams(), {}
         documents = {name: documents for name, (_, documents) in self.streams.items()}
         tokens, own = self.streams.get("decoder") or self.streams.get("") or (None, None)
         narrowed = Narrowed(self.model, tokens if self._narrows and self._wants_logits else None)
@@ -205,6 +206,7 @@ class Scan:
 
     def _on_call(self, call: AttentionCall) -> None:
         site = call.site
+        self.documents[site] = call.queries
         if site not in self.seen:
             self.seen[site] = self._describe(call)
             check = problem
@@ -247,8 +249,10 @@ class Scan:
         if not self._selected(site):
             return
         streams = (self.streams.get(site.stack), self.streams.get(""))
-        shape = hidden.shape[:2]
-        known = [own for _, own in filter(None, streams) if own.ids.shape == shape]
+        shape, own = hidden.shape[:2], self.documents.get(site)
+        known = [] if own is None else [own]  # of sound its padding too
+        known += [stream for _, stream in filter(None, streams)]
+        known = [documents for documents in known if documents.ids.shape == shape]
         documents = known[0] if known else Documents.whole(*shape)  # as for attention itself
         for metric in self.metrics:
             metric.block(site, hidden, documents.to(hidden.device))
@@ -344,7 +348,8 @@ class Scan:
             run=self._run(),
         )
         if not result.measured:
-            reasons = list(dict.fromkeys(row["reason"] for row in rows["not_measured"]))
+            missing = [row for row in rows["not_measured"] if row["metric"] != "model"]
+            reasons = list(dict.fromkeys(row["reason"] for row in missing))
             raise NothingMeasuredError(f"nothing could be measured: {'; '.join(reasons[:3])}")
         return result
 

@@ -6,7 +6,7 @@ from attnprobe.capture.call import AttentionCall, Gate, Projection, Site
 from attnprobe.capture.documents import Documents
 from attnprobe.capture.folding import ordered
 from attnprobe.capture.gates import GateReader, gate_behind
-from attnprobe.capture.pending import Pending, versions_of
+from attnprobe.capture.pending import Pending
 from attnprobe.capture.projection import reordered
 from attnprobe.capture.raw import RawCall
 from attnprobe.capture.rules import Rules
@@ -17,7 +17,6 @@ UNTOLD = "its rows are not those of the tokens, whose padding and documents cann
 NO_CONSUMER = "no linear map was found that reads the attention output"
 TWO_CONSUMERS = "several linear maps read the attention output: which is W_O cannot be told"
 REORDERED = "the module merges its heads in an order of its own, which no head's part is read from"
-MORE_KEYS = "it has more keys than tokens, and which of them stand for none cannot be told"
 CHANGED = "a tensor was changed in place after the attention call"
 
 
@@ -40,12 +39,13 @@ class Completion:
 
     def of(self, pending: Pending) -> AttentionCall:
         """The call that a pending one has become."""
+        spoilt = pending.is_spoilt or not pending.mend()
         raw, site = pending.raw, pending.site
         if pending.was_folded and pending.consumed is not None:
             raw = ordered(raw, pending.consumed)
         queries, keys = self._streams.documents(site, raw)
         reasons: dict[str, str] = {}
-        if reason := self._untrusted(pending, raw, queries, keys):
+        if reason := self._untrusted(pending, raw, queries, keys, spoilt):
             reasons["all"] = reason
         mask = raw.mask
         if "all" not in reasons:
@@ -79,7 +79,7 @@ class Completion:
         )
 
     def _untrusted(
-        self, pending: Pending, raw: RawCall, queries: Documents, keys: Documents
+        self, pending: Pending, raw: RawCall, queries: Documents, keys: Documents, spoilt: bool
     ) -> str | None:
         """Why nothing of a call can be told, or None."""
         streams, site = self._streams, pending.site
@@ -91,9 +91,9 @@ class Completion:
             return UNTOLD
         if queries is keys and streams.do_not_tell(site, queries):
             return UNTOLD
-        if site.kind == "cross" and streams.are_outnumbered(raw):
-            return MORE_KEYS
-        if versions_of(pending.raw) != pending.versions:
+        if site.kind == "cross" and (reason := streams.outnumbered(raw)):
+            return reason
+        if spoilt:
             return CHANGED
         return raw.problem
 

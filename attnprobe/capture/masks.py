@@ -15,6 +15,7 @@ from attnprobe.capture.documents import Documents
 # An additive mask at or below this hides the key. User code writes -1e9 for -inf, which is less in
 # half precision, or with a bias on top.
 HIDDEN = -1e8
+FEW = 64  # queries and keys at a time where only those at the same place matter
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,6 +172,29 @@ class Mask:
             if bool(torch.triu(visible, diagonal=rows.start + self.offset + 1 - first).any()):
                 return True
         return False
+
+    def unseen_keys(self) -> Tensor | None:
+        """(B | 1, Tk) keys that no query sees, not even the one at the key's own place, or None.
+
+        Of as many keys as queries, which stand at the same places.
+        """
+        every, keys = slice(None), slice(0, self.n_keys)
+        if all(
+            own is None or bool(own.diagonal(dim1=-2, dim2=-1).all())
+            for own in (
+                self.visible(part, part, every, every)
+                for start in range(0, self.n_keys, FEW)
+                for part in (slice(start, min(start + FEW, self.n_keys)),)
+            )
+        ):
+            return None
+        seen = None
+        for rows in self.row_blocks():
+            visible = self.visible(rows, keys, every, every)
+            assert visible is not None
+            own = visible.any(-2).any(1)  # (b, Tk)
+            seen = own if seen is None else seen | own
+        return None if seen is None or bool(seen.all()) else ~seen
 
     def row_blocks(self) -> Iterator[slice]:
         """Queries in runs whose mask is small."""

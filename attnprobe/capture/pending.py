@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor, nn
 
 from attnprobe.capture.around import Ran
+from attnprobe.capture.attend import attend
 from attnprobe.capture.call import Gate, Site
 from attnprobe.capture.raw import RawCall
 from attnprobe.capture.segments import joined, stacked
 from attnprobe.capture.trace import Frame
 
+CLOSE = {torch.float64: 1e-8, torch.float32: 1e-4}
+HALF = 2e-2
+
 
 @dataclass(eq=False)
 class Pending:
-    """A call and what is known of its surroundings so far."""
+    """A call and what is known of its surroundings so far.
+
+    What it was given must stay as it was until the call is complete. Its output may be changed in
+    place on the way to W_O, as by a gate: then it is attended again.
+    """
 
     raw: RawCall
     given: RawCall  # before its rows were taken apart
     site: Site
     frame: Frame
     scope: str  # path of the parent, where the search for W_O ends
-    versions: tuple[int, ...]
     was_folded: bool  # B·H rows with one head each, taken apart again
     consumed: Tensor | None = None
     weight: Tensor | None = None
@@ -35,6 +43,61 @@ class Pending:
 
     def __post_init__(self) -> None:
         self.pieces.append(self.given)
+        self._take_note()
+
+    def _take_note(self) -> None:
+        self._given = _versions(self.raw)
+        self._output = _version(self.raw.output)
+        self._few = _few(self.raw.output).clone()
+
+    def read(self, consumed: Tensor, weight: Tensor) -> None:
+        """Takes note of what W_O is given."""
+        self.consumed, self.weight = consumed, weight
+        self._read_at = _version(consumed)
+
+    @property
+    def is_spoilt(self) -> bool:
+        """Whether something that the figures need was written over."""
+        is_late = self.consumed is not None and _version(self.consumed) != self._read_at
+        return is_late or _versions(self.raw) != self._given
+
+    def mend(self) -> bool:
+        """Attends again if the output was written over; whether it is what the call gave."""
+        raw = self.raw
+        if not self._was_written_over():
+            return True
+        if raw.problem:
+            return False
+        with torch._C.DisableTorchFunction():
+            output = attend(
+                raw.query,
+                raw.key,
+                raw.value,
+                raw.mask,
+                scale=raw.scale,
+                softcap=raw.softcap,
+                sinks=raw.sinks,
+            ).to(raw.output.dtype)
+        self.raw = replace(raw, output=output)
+        counted = raw.mask.sees_any()[:, None, :, None].expand(*output.shape[:1], 1, -1, 1)
+        error = (_few(output) - self._few).abs().masked_fill(~_few(counted), 0).amax()
+        allowed = CLOSE.get(output.dtype, HALF) * max(1.0, float(_few(output).abs().amax()))
+        return float(error) <= allowed
+
+    def _was_written_over(self) -> bool:
+        output = self.raw.output
+        if not output.is_inference():
+            return output._version != self._output
+        return not torch.allclose(_few(output), self._few, rtol=0, atol=0, equal_nan=True)
+
+    def fold_again(self) -> None:
+        """Leaves rows as they were given, windows of one head."""
+        spoilt = self.is_spoilt or self._was_written_over()
+        self.raw, self.was_folded = self.given, False
+        self.pieces = [self.given]
+        self._take_note()
+        if spoilt:
+            self._given = ()
 
     def join(self) -> None:
         """Makes one call of the pieces that came one by one."""
@@ -42,13 +105,24 @@ class Pending:
             are_samples = len(self.pieces) == self.samples
             self.raw = stacked(self.pieces) if are_samples else joined(self.pieces)
             self.was_folded = False
-            self.versions = versions_of(self.raw)
+            self._take_note()
             self.pieces = [self.raw]
 
 
-def versions_of(raw: RawCall) -> tuple[int, ...]:
-    """How often the tensors of a call were written to; those of inference mode keep no count."""
-    tensors = [raw.query, raw.key, raw.value, raw.output]
+def _versions(raw: RawCall) -> tuple[int, ...]:
+    """How often what a call was given was written to."""
+    tensors = [raw.query, raw.key, raw.value]
     if raw.is_matrix and raw.mask.dense is not None:
         tensors.append(raw.mask.dense)
-    return tuple(t._version if not t.is_inference() else 0 for t in tensors)
+    return tuple(map(_version, tensors))
+
+
+def _version(tensor: Tensor) -> int:
+    """How often a tensor was written to; those of inference mode keep no count."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _few(output: Tensor) -> Tensor:
+    """(B, H, 3, d_v) the first, the middle and the last query of (B, H, T, d_v)."""
+    length = output.shape[2]
+    return output[:, :, [0, length // 2, length - 1]]

@@ -24,7 +24,7 @@ from attnprobe.capture.folding import unfolded
 from attnprobe.capture.gates import fits
 from attnprobe.capture.interface import InterfaceTap
 from attnprobe.capture.kernels import KernelTap
-from attnprobe.capture.pending import Pending, versions_of
+from attnprobe.capture.pending import Pending
 from attnprobe.capture.projection import as_heads, read_gate, same_as
 from attnprobe.capture.raw import RawCall
 from attnprobe.capture.rules import Rules
@@ -122,6 +122,7 @@ class Recorder:
     def _on_attention(self, raw: RawCall) -> None:
         if not raw.is_matrix:
             raw = replace(raw, mask=self._rules.known(raw.mask))
+        self._streams.reads_more |= self._trace.reads_features
         owner = self._owning_frame()
         frame = self._trace.running[-1] if self._trace.running else owner
         if raw.is_matrix:
@@ -158,15 +159,13 @@ class Recorder:
             site=site,
             frame=frame,
             scope=frame.path.rpartition(".")[0],
-            versions=versions_of(raw),
             gates=self._early_gates.pop(frame.path, []),
         )
         near = self._trace.running[-2:]
         pending.holders = tuple(f.module for f in reversed(near))
         pending.around = [r for f in near for r in f.ran if fits(r, folded.query, folded.output)]
         if raw.weight is not None:
-            pending.weight = raw.weight
-            pending.consumed = pending.raw.output.transpose(1, 2)
+            pending.read(pending.raw.output.transpose(1, 2), raw.weight)
         self._pending.append(pending)
 
     def _continue(self, frame: Frame, raw: RawCall) -> bool:
@@ -252,7 +251,7 @@ class Recorder:
             if consumed is None:
                 continue
             if within(running, pending.frame.path) or same_as(consumed, pending.raw.output):
-                pending.consumed, pending.weight = consumed, weight
+                pending.read(consumed, weight)
                 for frame in self._trace.running:
                     if frame is not pending.frame and within(frame.path, pending.frame.path):
                         self._note(pending, frame, None)
@@ -264,8 +263,7 @@ class Recorder:
             return
         consumed = as_heads(input, pending.given.output)
         if consumed is not None and same_as(consumed, pending.given.output):
-            pending.raw, pending.was_folded = pending.given, False
-            pending.pieces = [pending.given]
+            pending.fold_again()
 
     def _on_exit(self, frame: Frame, output: Any) -> None:
         if isinstance(frame.module, GateModule) and isinstance(output, Tensor):

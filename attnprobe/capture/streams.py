@@ -13,6 +13,8 @@ from attnprobe.capture.documents import Documents
 from attnprobe.capture.masks import Mask
 from attnprobe.capture.raw import RawCall
 
+MORE_KEYS = "it has more keys than tokens, and which of them stand for none cannot be told"
+MERGED = "its queries see two sequences in one softmax, each of which has a first token of its own"
 NO_TEXT = ("vision", "audio")  # stacks that read no tokens
 
 
@@ -21,10 +23,15 @@ class Streams:
 
     Args:
         by_stack: by stack; "" is the sequence that the model reads first.
+
+    Attributes:
+        reads_more: the model is given images or sound too, of which there may be as many positions
+            as there are tokens.
     """
 
     def __init__(self, by_stack: Mapping[str, Documents]) -> None:
         self.by_stack = by_stack
+        self.reads_more = False
 
     @property
     def lengths(self) -> set[int]:
@@ -41,13 +48,16 @@ class Streams:
         if raw.mask.causal and raw.mask.offset > 0 and n_keys != n_queries:
             return _cached(raw)
         queries = self._of(site.base, batch, n_queries, raw.query)
-        if site.stack.startswith(NO_TEXT) and _sees_padding(raw.mask, queries, queries):
+        may_be_other = self.reads_more and not site.causal and site.kind == "self"
+        may_be_other |= site.stack.startswith(NO_TEXT)
+        if may_be_other and n_keys == n_queries and _sees_padding(raw.mask, queries, queries):
             queries = Documents.whole(batch, n_queries, raw.query.device)  # as long by chance
-        padding = raw.mask.key_padding
         is_own = site.kind == "self" and n_keys == n_queries
-        if is_own and padding is not None and "" not in self.by_stack and not self.has(queries):
-            own = Documents.from_mask(padding.expand(batch, -1))  # of sound, or of patches
-            return own, own
+        if is_own and "" not in self.by_stack and not self.has(queries):
+            padding = raw.mask.unseen_keys()  # of sound, or of patches
+            if padding is not None:
+                own = Documents.from_mask(~padding.expand(batch, -1))
+                return own, own
         if raw.mask.causal and n_keys > n_queries and not raw.learned_keys:
             if not self.has(queries):
                 return _cached(raw)
@@ -56,7 +66,11 @@ class Streams:
             return queries, queries
         if raw.learned_keys and site.kind == "self":  # of no document
             return queries, Documents(F.pad(queries.ids, (0, raw.learned_keys), value=-1))
-        return queries, self._of("encoder", batch, n_keys, raw.query)
+        keys = self._of("encoder", batch, n_keys, raw.query)
+        may_be_other = self.reads_more and "encoder" not in self.by_stack
+        if may_be_other and _sees_padding(raw.mask, queries, keys):
+            keys = Documents.whole(batch, n_keys, raw.query.device)  # as long by chance
+        return queries, keys
 
     def do_not_tell(self, site: Site, own: Documents) -> bool:
         """Whether a call of text is in no stream, though there are padding or packed documents."""
@@ -83,19 +97,27 @@ class Streams:
             return heads == text.ids.shape[1] == raw.key.shape[1] and not own & self.lengths
         return rows not in (1, len(text.ids)) and raw.query.shape[2] == text.ids.shape[1]
 
-    def are_outnumbered(self, raw: RawCall) -> bool:
-        """Whether a causal mask is of more keys than there are tokens."""
-        mask, every = raw.mask, slice(None)
-        if raw.learned_keys or mask.n_keys <= mask.n_queries:
-            return False
-        if mask.n_queries not in self.lengths:
-            return False
-        ends = (slice(0, 1), slice(mask.n_queries - 1, mask.n_queries))
-        seen = [mask.visible(rows, slice(0, mask.n_keys), every, every) for rows in ends]
-        if seen[0] is None or seen[1] is None or mask.n_queries < 2:
-            return False
-        more = seen[1].sum(-1) - seen[0].sum(-1)  # (b, h, 1)
-        return bool((more == mask.n_queries - 1).any())
+    def outnumbered(self, raw: RawCall) -> str | None:
+        """Why a call of more keys than tokens cannot be told, None where it is one over others.
+
+        It is none over others where queries see themselves and nothing behind: among the first of
+        the keys, or the last.
+        """
+        mask, length = raw.mask, raw.mask.n_queries
+        if raw.learned_keys or mask.n_keys <= length or length not in self.lengths or length < 2:
+            return None
+        every = slice(None)
+        for start in (0, mask.n_keys - length):
+            are_own = torch.ones((), dtype=torch.bool, device=raw.query.device)
+            for row in (length // 2 - 1, length - 1):
+                keys = slice(start + row, start + length)
+                seen = mask.visible(slice(row, row + 1), keys, every, every)  # (b, h, 1, n)
+                if seen is None:
+                    return None
+                are_own = are_own & seen[..., 0, 0] & ~seen[..., 0, 1:].any(-1)
+            if bool(are_own.any()):
+                return MERGED if mask.n_keys - length in self.lengths else MORE_KEYS
+        return None
 
     @property
     def are_whole(self) -> bool:

@@ -54,6 +54,13 @@ class ModuleTrace:
         self.ran: set[str] = set()
         self._handles: list[RemovableHandle] = []
 
+    @property
+    def reads_features(self) -> bool:
+        """Whether the model that runs was given images, sound or other features of positions."""
+        given = self.running[0].inputs if self.running else ()
+        tensors = (x for x in given if isinstance(x, Tensor))
+        return any(x.is_floating_point() and x.dim() > 2 for x in tensors)
+
     def __enter__(self) -> ModuleTrace:
         for path, module in self.model.named_modules():
             if isinstance(module, torch.jit.ScriptModule):

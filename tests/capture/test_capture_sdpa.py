@@ -592,16 +592,49 @@ def test_dropout_in_multihead_attention_is_refused() -> None:
         scan(Noisy(), text())
 
 
-def test_an_output_changed_in_place_is_refused() -> None:
-    model = Gpt(gate="in place")
-    result = scan(model, text())
-    figures = result.heads.drop(columns=list(KEY))
-    assert len(figures) == 8
-    assert figures.isna().all(axis=None)
-    assert result.model.f_attr.isna().all()
-    told = result.not_measured[result.not_measured.metric == "all"]
-    assert told.site.tolist() == ["blocks.0.attn", "blocks.1.attn"]
-    assert told.reason.str.contains("changed in place").all()
+def test_a_gate_in_place_is_a_gate() -> None:
+    """The attention output is no longer there when W_O is met: it is attended again."""
+    mine, plain = Gpt(gate="in place"), Gpt(gate="element")
+    for ours, theirs in zip(mine.blocks, plain.blocks, strict=True):
+        for part in (ours.attn.gate_proj.weight, ours.attn.gate_proj.bias):
+            part.data *= 3
+        theirs.load_state_dict(ours.state_dict())
+        for part in (theirs.attn.gate_proj.weight, theirs.attn.gate_proj.bias):
+            part.data /= 3  # which its formula multiplies by 3
+    theirs, ours = scan(plain, text()), scan(mine, text())
+    assert ours.not_measured.equals(theirs.not_measured)
+    for column in ("f_attr", "entropy", "erank", "value_drain", "gate_mean"):
+        assert_close(ours.heads[column], theirs.heads[column], column)
+
+
+class Overwriting(nn.Module):
+    """A layer that writes over what its figures need, after the call."""
+
+    def __init__(self, part: str) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.part = part
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        q, k, v = (
+            y.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+            for y in self.qkv(self.embedding(tokens)).chunk(3, -1)
+        )
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        if self.part in ("q", "k", "v"):
+            {"q": q, "k": k, "v": v}[self.part][:, :, 4].add_(1)
+        y = y.transpose(1, 2).flatten(2)
+        made = self.out(y)
+        if self.part == "what W_O reads":
+            y.zero_()
+        return made
+
+
+@pytest.mark.parametrize("part", ["q", "k", "v", "what W_O reads"])
+def test_what_a_call_needs_may_not_be_written_over(part: str) -> None:
+    with pytest.raises(NothingMeasuredError, match="changed in place"):
+        scan(Overwriting(part), text())
 
 
 def test_in_place_sums_of_the_residual_stream_do_not_matter() -> None:

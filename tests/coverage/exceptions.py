@@ -32,7 +32,7 @@ UNBUILT: dict[tuple[str, str], str] = {
 }
 
 NO_STREAM = "rows are not those of the tokens"
-MORE_KEYS = "more keys than tokens"
+MERGED = "two sequences in one softmax"
 BLOCKS = "blocks cannot be told"
 NO_SOFTMAX = "no softmax was seen"
 NO_ATTENTION = "no attention was seen"
@@ -44,7 +44,7 @@ REFUSED: dict[tuple[str, str], tuple[str, str]] = {
     ("causal", "falcon_mamba"): ("a state space model", "state space layer"),
     ("causal", "mamba"): ("a state space model", "state space layer"),
     ("causal", "mamba2"): ("a state space model", "state space layer"),
-    ("causal", "prophetnet"): ("its stream of predicted n-grams", MORE_KEYS),
+    ("causal", "prophetnet"): ("its stream of predicted n-grams", MERGED),
     ("causal", "reformer"): ("chunks and hashed buckets, no softmax of torch's", NO_SOFTMAX),
     ("causal", "rwkv"): ("linear attention", "linear attention"),
     ("causal", "xlstm"): ("a recurrent network", "recurrent layer"),
@@ -52,15 +52,14 @@ REFUSED: dict[tuple[str, str], tuple[str, str]] = {
     ("masked", "funnel"): ("pooled layers have fewer rows: without padding only", NO_STREAM),
     ("masked", "longformer"): ("windows in overlapping chunks", "not where its matrix is"),
     ("masked", "mra"): ("approximated in blocks, no softmax over pairs", NO_ATTENTION),
-    ("masked", "nystromformer"): ("approximated with landmarks", "changed in place"),
     ("masked", "perceiver"): ("latents beside tokens: without padding only", NO_STREAM),
     ("masked", "reformer"): ("chunks and hashed buckets, no softmax of torch's", NO_SOFTMAX),
     ("masked", "yoso"): ("approximated by hashing, no softmax", NO_SOFTMAX),
     ("seq2seq", "led"): ("its encoder attends in overlapping chunks", "not where its matrix is"),
     ("seq2seq", "longt5"): ("its encoder attends in blocks", BLOCKS),
     ("seq2seq", "pegasus_x"): ("its encoder attends in blocks", BLOCKS),
-    ("seq2seq", "prophetnet"): ("its stream of predicted n-grams", MORE_KEYS),
-    ("seq2seq", "t5gemma2"): ("its decoder attends to itself and the encoder at once", MORE_KEYS),
+    ("seq2seq", "prophetnet"): ("its stream of predicted n-grams", MERGED),
+    ("seq2seq", "t5gemma2"): ("its decoder attends to itself and the encoder at once", MERGED),
     ("image", "hiera"): ("units within windows: five dimensions", BLOCKS),
 }
 

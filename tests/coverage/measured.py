@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 import attnprobe
+from attnprobe.capture import Documents
 from attnprobe.capture.call import AttentionCall, Site
 from attnprobe.engine.stats import AttentionStats
+from attnprobe.logits import Logits
 from attnprobe.metrics import METRICS
 from attnprobe.metrics.base import Metric, Tables
 from attnprobe.result import Result
@@ -34,6 +37,7 @@ class Scanned:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     output: Any
+    logits: Tensor | None  # (B, T, V) as perplexity was handed them
 
     @property
     def reasons(self) -> dict[str, str]:
@@ -52,12 +56,17 @@ class Keeping(Metric):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.calls: dict[str, Call] = {}
+        self.given: Tensor | None = None
         Keeping.last = self
 
     def attention(self, call: AttentionCall, stats: AttentionStats | None) -> None:
         assert stats is not None
         assert call.site.path not in self.calls, "one batch, one call a site"
         self.calls[call.site.path] = Call(call.site, stats, call.is_matrix)
+
+    def logits(self, logits: Logits, tokens: Tensor, documents: Documents) -> None:
+        parts = [part for _, part in logits.parts()]
+        self.given = torch.cat(parts).unflatten(0, tokens.shape)
 
     def forget(self, site: Site) -> None:
         self.calls.pop(site.path, None)
@@ -90,4 +99,4 @@ def scanned(model: nn.Module, tokens: Tensor, *metrics: str, **options: Any) -> 
             )
         finally:
             handle.remove()
-    return Scanned(result, Keeping.last.calls, *passes[-1])
+    return Scanned(result, Keeping.last.calls, *passes[-1], Keeping.last.given)
