@@ -179,7 +179,11 @@ class Result:
         """Whether there is any figure at all."""
         figures = [c for c in self.model if c != "kind"]
         tables = (self.heads, self.layers)
-        by_site = any(t.drop(columns=list(KEY)).notna().to_numpy().any() for t in tables)
+        names = (*KEY, *TEXT)
+        by_site = any(
+            table.drop(columns=[c for c in table if c in names]).notna().to_numpy().any()
+            for table in tables
+        )
         return by_site or bool(self.model[figures].notna().to_numpy().any())
 
     def figure(self, column: str, kind: str | None = None) -> float | None:

@@ -58,3 +58,10 @@ def test_what_no_parser_can_hold_is_refused_in_words(tmp_path: Path, value: str)
     torch.save({"weight": torch.ones(1)}, model)
     with pytest.raises(CheckpointError, match="not JSON"):
         load_checkpoint(model, shape)
+
+
+def test_the_name_of_a_token_is_no_figure() -> None:
+    site = {"site": "a", "stack": "decoder", "kind": "self", "layer": 0}
+    empty = Result.from_rows({"layers": [{**site, "first_token": "<s>"}]})
+    assert not empty.measured
+    assert Result.from_rows({"layers": [{**site, "f_attr": 0.0}]}).measured

@@ -14,9 +14,10 @@ from attnprobe.errors import InputError, NothingMeasuredError
 
 if TYPE_CHECKING:
     from attnprobe.inputs import InputOptions, Source
+    from attnprobe.inputs.preparing import Inputs
     from attnprobe.loading.options import LoadOptions
     from attnprobe.result import Result
-    from attnprobe.subject import Address
+    from attnprobe.subject import Address, Subject
 
 
 @dataclass(frozen=True)
@@ -87,14 +88,36 @@ def _measured(
     tick: Tick,
 ) -> Result:
     from attnprobe import inputs, subject
-    from attnprobe.probing import probe
 
     target = subject.load(address, load_options(options))
     shown = inputs.prepare(target, source, asked)
     if not options.quiet:
         for note in filter(None, (*target.notes, shown.note)):
             say("note", note)
-    result = probe(
+    try:
+        result = _probed(view, options, target, shown, layers, heads, tick)
+    except NothingMeasuredError as error:
+        raise NothingMeasuredError(_advised(str(error))) from None
+    if view.is_empty(result):
+        from attnprobe.render import notes
+
+        reasons = "; ".join(notes.why_nothing(result, view.name)[:3])
+        raise NothingMeasuredError(_advised(f"nothing could be measured: {reasons}"))
+    return result
+
+
+def _probed(
+    view: View,
+    options: Measuring,
+    target: Subject,
+    shown: Inputs,
+    layers: Sequence[int] | None,
+    heads: Sequence[int] | None,
+    tick: Tick,
+) -> Result:
+    from attnprobe.probing import probe
+
+    return probe(
         target,
         shown,
         metrics=view.metrics,
@@ -106,10 +129,15 @@ def _measured(
         epsilon=options.epsilon,
         progress=tick,
     )
-    if view.is_empty(result):
-        reasons = list(dict.fromkeys(result.not_measured["reason"].dropna()))
-        raise NothingMeasuredError(f"nothing could be measured: {'; '.join(reasons[:3])}")
-    return result
+
+
+def _advised(why: str) -> str:
+    """Why there is nothing to show, and where models are made so, what to do instead."""
+    from attnprobe.metrics.gate import NO_GATE
+
+    if NO_GATE in why and ";" not in why:  # it is the only reason
+        why += "; attnprobe gate is for models with one, attnprobe scan measures the others"
+    return why
 
 
 def load_options(options: Measuring) -> LoadOptions:

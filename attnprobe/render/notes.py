@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from attnprobe.render.names import layers_text, plural, printable
 from attnprobe.render.parts import Row, part_keys, records
@@ -20,6 +20,20 @@ _TOPICS = {
 
 def not_measured(result: Result, view: str) -> list[str]:
     """ "gate: no gate at this attention layer (layers 0-3)", one line a reason."""
+    return [
+        f"{_subject(metric)}: {printable(reason)}{place}"
+        for metric, reason, place in _reasons(result, view)
+    ]
+
+
+def why_nothing(result: Result, view: str) -> list[str]:
+    """Why a view has no figure at all: "no gate at this attention layer (layers 0-3)"."""
+    told = [f"{r}{place}" for metric, r, place in _reasons(result, view) if metric != "model"]
+    return list(dict.fromkeys(told))
+
+
+def _reasons(result: Result, view: str) -> Iterator[tuple[str, str, str]]:
+    """Metric, reason and place of what is missing in a view."""
     foreign = {m for topic, names in _TOPICS.items() if topic != view for m in names}
     if view == "scan":
         foreign = set()
@@ -28,10 +42,8 @@ def not_measured(result: Result, view: str) -> list[str]:
     for row in records(result.not_measured):
         if row["metric"] not in foreign:
             groups.setdefault((str(row["metric"]), str(row["reason"])), []).append(row)
-    return [
-        f"{_subject(metric)}: {printable(reason)}{_place(rows, several)}"
-        for (metric, reason), rows in groups.items()
-    ]
+    for (metric, reason), rows in groups.items():
+        yield metric, reason, _place(rows, several)
 
 
 def _subject(metric: str) -> str:

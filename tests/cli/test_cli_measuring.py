@@ -235,7 +235,24 @@ def test_nothing_measured_is_exit_3(checkpoints: Folder, run: Run) -> None:
     ran = run("gate", checkpoints / "ungated.pt", "--format", "json")
     assert (ran.code, ran.out) == (3, "")
     assert ran.err.startswith("attnprobe: error: nothing could be measured: no gate")
+    assert ran.err.endswith("attnprobe scan measures the others\n")
     assert len(ran.error_lines) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [["ungated.pt"], ["ungated.pt", "--layer", "1"], ["translator.pt", "--layer", "0"]]
+)
+def test_a_model_without_a_gate_is_told_what_measures_it(
+    arguments: list[str], checkpoints: Folder, run: Run
+) -> None:
+    ran = run("gate", checkpoints / arguments[0], *arguments[1:], "-q")
+    assert (ran.code, ran.out) == (3, "")
+    (line,) = ran.error_lines
+    assert line.startswith("attnprobe: error: nothing could be measured: no gate")
+    assert line.endswith(
+        "attnprobe gate is for models with one, attnprobe scan measures the others"
+    )
+    assert "only some layers" not in line
 
 
 def test_a_broken_checkpoint_outweighs_nothing_measured(
