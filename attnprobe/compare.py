@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pandas as pd
@@ -17,6 +17,9 @@ import pandas as pd
 from attnprobe.bootstrap import Draws, draw
 from attnprobe.errors import InputError
 from attnprobe.result import Result
+
+if TYPE_CHECKING:
+    from attnprobe.audit.foreseeing import Foreseen
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
@@ -170,13 +173,54 @@ def _names(results: Sequence[Result]) -> list[str]:
 # what can be compared
 
 
-def differences(first: Result, other: Result, first_name: str, name: str) -> list[str]:
-    """Why two results say little about each other, a clause each; none if they do."""
+class Shown(Protocol):
+    """What a result says of its input; of one that is still to be measured, what is foreseen."""
+
+    @property
+    def checkpoint(self) -> dict[str, Any]: ...
+    @property
+    def input(self) -> dict[str, Any]: ...
+    @property
+    def run(self) -> dict[str, Any]: ...
+
+
+def refuse_different(foreseen: Sequence[Foreseen | None]) -> None:
+    """Refuses checkpoints that cannot be compared, before minutes are spent on measuring them.
+
+    Args:
+        foreseen: of every result or checkpoint, None where nothing is known yet.
+
+    Raises:
+        InputError: they will be measured on different inputs, or with other options.
+    """
+    first, others = (foreseen[0], foreseen[1:]) if foreseen else (None, ())
+    if first is None:
+        return
+    reasons = [
+        reason
+        for other in filter(None, others)
+        for reason in differences(first, other, first.name, other.name, is_measured=False)
+    ]
+    if reasons:
+        raise InputError(f"{'; '.join(reasons)}: measure them alike, or give {FLAG}")
+
+
+def differences(
+    first: Shown, other: Shown, first_name: str, name: str, *, is_measured: bool = True
+) -> list[str]:
+    """Why two results say little about each other, a clause each; none if they do.
+
+    Args:
+        first, other: what they were shown.
+        first_name, name: of them.
+        is_measured: whether they are results; of what is foreseen, what is not known is no reason.
+    """
     ours, theirs = first.input, other.input
     told: list[str] = []
+    was = "was" if is_measured else "would be"
 
     def unlike(what: str, a: Any, b: Any) -> None:
-        told.append(f"{name} was measured with another {what} than {first_name} ({b}, not {a})")
+        told.append(f"{name} {was} measured with another {what} than {first_name} ({b}, not {a})")
 
     for known in (_tokenizer, _fingerprint):
         a, b = known(first), known(other)
@@ -187,12 +231,12 @@ def differences(first: Result, other: Result, first_name: str, name: str) -> lis
         unlike("length", *(f"{v.get('length')} tokens" for v in (ours, theirs)))
     if not told and not _same_input(first, other):
         unknown = [n for n, v in ((first_name, ours), (name, theirs)) if not v.get("sha256")]
-        if unknown:
+        if unknown and is_measured:
             told.append(f"{' and '.join(unknown)} does not say what it was measured on")
-        else:
+        elif not unknown:
             a, b = _described(first), _described(other)
             told.append(
-                f"{name} was measured on another input than {first_name} "
+                f"{name} {was} measured on another input than {first_name} "
                 f"({f'{b}; not {a}' if a != b else f'other tokens, though both {a}'})"
             )
     for option, flag in (("epsilon", "--epsilon"), ("pre_gate", "--pre-gate")):
@@ -202,25 +246,25 @@ def differences(first: Result, other: Result, first_name: str, name: str) -> lis
     return told
 
 
-def _tokenizer(result: Result) -> str | None:
+def _tokenizer(result: Shown) -> str | None:
     """What turned text into ids, in words; None where the result does not say."""
     kind = result.checkpoint.get("task")
     size = (result.checkpoint.get("config") or {}).get("vocab_size")
     return f"{kind} of {size} ids" if kind and size else None
 
 
-def _fingerprint(result: Result) -> str | None:
+def _fingerprint(result: Shown) -> str | None:
     """The hash of a tokenizer, where the result has one: two of a kind and size may differ."""
     value = result.checkpoint.get("tokenizer")
     return None if value is None else str(value)[:12]
 
 
-def _same_input(first: Result, other: Result) -> bool:
+def _same_input(first: Shown, other: Shown) -> bool:
     digests = first.input.get("sha256"), other.input.get("sha256")
     return digests[0] == digests[1] and digests[0] is not None
 
 
-def _described(result: Result) -> str:
+def _described(result: Shown) -> str:
     about = result.input
     seed = f", seed {about['seed']}" if about.get("seed") is not None else ""
     samples, length = about.get("samples"), about.get("length")

@@ -201,7 +201,7 @@ def _own(
             "bytes": checkpoint.path.stat().st_size,
             "sha256": file_sha256(checkpoint.path),
             "task": (checkpoint.inputs or {}).get("kind"),
-            "tokenizer": _fingerprint(vocabulary),
+            "tokenizer": fingerprint(vocabulary),
             **{k: checkpoint.train.get(k) for k in ("step", "loss", "perplexity", "seed")},
             "config": checkpoint.config.to_dict(),
         },
@@ -239,7 +239,7 @@ def _foreign(
             "bytes": sum(file.stat().st_size for file in folder.weights),
             "sha256": joint_sha256(folder.weights),
             "task": None,
-            "tokenizer": _fingerprint(vocabulary),
+            "tokenizer": fingerprint(vocabulary),
             **step,
             **loaded.about,
             "config": essentials(loaded.config),
@@ -324,7 +324,7 @@ def _tail(path: Path, parts: int) -> str:
     return "/".join(path.parts[-parts:]) or str(path)
 
 
-def _fingerprint(vocabulary: Vocabulary | None) -> str | None:
+def fingerprint(vocabulary: Vocabulary | None) -> str | None:
     """A name for a vocabulary: ids of two with the same one mean the same text."""
     if vocabulary is None:
         return None

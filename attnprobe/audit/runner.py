@@ -8,77 +8,31 @@ and is replaced when it dies, as when memory runs out.
 
 from __future__ import annotations
 
-import os
 import queue
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from attnprobe.audit.asked import Asked, GatherOptions
 from attnprobe.audit.cache import Cache, Failure, decode, key
+from attnprobe.audit.foreseeing import Foreseen, foresee
 from attnprobe.audit.process import Died, Process
 from attnprobe.audit.targets import Target, resolve
 from attnprobe.errors import AttnprobeError, InputError
-from attnprobe.files import file_sha256
 from attnprobe.loading import hub
-from attnprobe.loading.identity import beside_sha256, sha256_of
+from attnprobe.loading.identity import sha256_of
 from attnprobe.loading.options import check_local
+from attnprobe.loading.places import unreadable
 
 if TYPE_CHECKING:
     from attnprobe.result import Result
 
-STDIN = "-"
-
-
-@dataclass(frozen=True, kw_only=True)
-class GatherOptions:
-    """What is measured, on what, and how; as the options of `attnprobe scan`.
-
-    Attributes:
-        metrics: names for `attnprobe.scan`, None for all.
-        text: texts; at most one of `text` with `text_file`, `tokens`, `random_tokens`,
-            `repeated_token` is given.
-        text_file: `.txt` or `.jsonl` files, `-` for stdin.
-        chat_template: whether texts are conversations, by the model's own template.
-        tokens: a file of token ids, or of floats.
-        repeated_token: an id, a token's text, or "random".
-        image: image files.
-        model_config: a JSON file with the shape of bare state dicts.
-        revision: of models of the hub; offline, whether these come from the cache alone.
-        trust_remote_code: whether a model's own code is run.
-        device_map: how accelerate spreads a model.
-        batch_size: samples a pass; no figure depends on it, so the cache takes no notice of it.
-    """
-
-    metrics: Sequence[str] | None = None
-    length: int | None = None
-    samples: int | None = None
-    seed: int = 0
-    batch_size: int | None = None
-    device: str = "auto"
-    dtype: str = "auto"
-    text: Sequence[str] = ()
-    text_file: Sequence[str] = ()
-    chat_template: bool = False
-    tokens: str | None = None
-    random_tokens: bool = False
-    repeated_token: str | None = None
-    image: Sequence[str] = ()
-    bos: bool | None = None
-    model_config: str | None = None
-    revision: str | None = None
-    offline: bool = False
-    trust_remote_code: bool = False
-    device_map: str | None = None
-    epsilon: float = 0.3
-    pre_gate: bool = False
+__all__ = ["Event", "GatherOptions", "Gathered", "gather"]
 
 
 @dataclass(frozen=True)
@@ -135,6 +89,7 @@ def gather(
     jobs: int = 1,
     cache: Path | None = None,
     on_event: Callable[[Event], None] = _ignored,
+    before: Callable[[list[Foreseen | None]], None] | None = None,
 ) -> list[Gathered]:
     """Results of checkpoints and result files, in the order of the targets, each file once.
 
@@ -148,6 +103,8 @@ def gather(
         jobs: processes that measure, each with one checkpoint at a time and its share of threads.
         cache: a folder, as `cache.default_folder()`; None measures everything and keeps nothing.
         on_event: called in this thread as the run goes on.
+        before: called with what every target is, or will be, measured on, as far as that is known,
+            before any is measured; not where none will be. What it raises ends the run.
 
     Raises:
         InputError: the input, an option or the device is wrong, which no checkpoint would survive.
@@ -155,64 +112,9 @@ def gather(
     """
     if jobs < 1:
         raise InputError(f"--jobs {jobs}: give at least 1")
-    with _Input(options or GatherOptions()) as shown:
+    with Asked(options or GatherOptions()) as shown:
         run = _Run(resolve(targets), shown, jobs, None if cache is None else Cache(cache))
-        return run.gathered(on_event)
-
-
-class _Input:
-    """The options, the hash of what they depend on, and stdin in a file that processes can read."""
-
-    def __init__(self, options: GatherOptions) -> None:
-        self.options = options
-        self.stdin: str | None = None
-        files = {name: _hash(name) for name in options.text_file if name != STDIN}
-        if STDIN in options.text_file:
-            files[STDIN] = self._keep_stdin()
-        try:
-            for name in (options.tokens, options.model_config, *options.image):
-                if name is not None:
-                    files[str(name)] = _hash(str(name))
-        except InputError:
-            self.close()
-            raise
-        self.files = files
-
-    def _keep_stdin(self) -> str:
-        handle, self.stdin = tempfile.mkstemp(prefix="attnprobe-stdin-")
-        with os.fdopen(handle, "wb") as file:
-            file.write(sys.stdin.buffer.read())
-        return _hash(self.stdin)
-
-    def __enter__(self) -> _Input:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        if self.stdin is not None:
-            with suppress(OSError):
-                os.unlink(self.stdin)
-
-    def identity(self, checkpoint: Path) -> dict[str, Any]:
-        """All that figures depend on beside the weights' own bytes."""
-        options = asdict(self.options)
-        for name in ("batch_size", "revision", "offline"):  # which say how, or where to find it
-            del options[name]
-        beside = beside_sha256(checkpoint, offline=self.options.offline)
-        return {**options, "files": self.files, "beside": beside}
-
-    def job(self) -> dict[str, Any]:
-        """What a worker is told of them."""
-        return {"options": asdict(self.options), "stdin": self.stdin}
-
-
-def _hash(path: str) -> str:
-    try:
-        return file_sha256(Path(path))
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+        return run.gathered(on_event, before)
 
 
 @dataclass(frozen=True)
@@ -230,7 +132,7 @@ class _Run:
     """One call of `gather`: a thread a job, each with a process of its own once it needs one."""
 
     def __init__(
-        self, targets: Sequence[Target], shown: _Input, jobs: int, cache: Cache | None
+        self, targets: Sequence[Target], shown: Asked, jobs: int, cache: Cache | None
     ) -> None:
         self.targets, self.shown, self.cache = targets, shown, cache
         self.jobs = max(1, min(jobs, len(targets)))
@@ -239,15 +141,25 @@ class _Run:
         self.numbers = count()
         self.lock = threading.Lock()
         self.claims: dict[str, Future[_Outcome]] = {}
+        self.identities: dict[Target, tuple[hub.Snapshot, str, str]] = {}
         self.stopped = False
 
-    def gathered(self, on_event: Callable[[Event], None]) -> list[Gathered]:
-        """Runs to the end; this thread alone calls `on_event`."""
+    def gathered(
+        self,
+        on_event: Callable[[Event], None],
+        before: Callable[[list[Foreseen | None]], None] | None = None,
+    ) -> list[Gathered]:
+        """Runs to the end; this thread alone calls `on_event` and `before`."""
         if self.cache is not None:
             self.cache.sweep()
         threads = [threading.Thread(target=self._serve, args=(p,)) for p in self.processes]
         done: dict[int, Gathered] = {}
         try:
+            if before is not None:
+                run = {n: getattr(self.shown.options, n) for n in ("epsilon", "pre_gate")}
+                told = foresee(self.targets, self._known_already, self._asked, run)
+                if told is not None:
+                    before(told)
             for thread in threads:
                 thread.start()
             while len(done) < len(self.targets):
@@ -269,6 +181,32 @@ class _Run:
                 if thread.ident is not None:
                     thread.join()
         return [done[number] for number in range(len(self.targets))]
+
+    def _known_already(self, target: Target) -> list[Result] | None:
+        """Its results where they need no measuring, none where it has no results."""
+        try:
+            if target.problem is None and target.is_result:
+                from attnprobe.result import load_results
+
+                return load_results(target.path)
+            if target.problem is None:
+                _, _, own = self._identified(target)
+                known = self._known(own, target)
+                if known is None:
+                    return None
+                return [] if known.result is None else [known.result]
+        except (AttnprobeError, OSError):  # which is said when its turn comes
+            pass
+        return []
+
+    def _asked(self, target: Target) -> dict[str, Any] | None:
+        """What a process foresees, None where it cannot."""
+        try:
+            found, sha256, own = self._identified(target)
+            job = {**self._job(target, found, own, sha256), "foresee": True}
+            return self.processes[0].measure(job, lambda *_: None).get("foreseen")
+        except (AttnprobeError, OSError, Died):
+            return None
 
     def _serve(self, process: Process) -> None:
         """Takes one target after the other until none is left."""
@@ -309,13 +247,11 @@ class _Run:
         """From the cache, from another target of the same content, or measured."""
         target = self.targets[number]
         try:
-            found = self._found(target)
-            sha256 = sha256_of(found.path)
-            own = key(sha256, self.shown.identity(found.path))
+            found, sha256, own = self._identified(target)
         except AttnprobeError as error:
             return _Outcome(error=str(error))
         except OSError as error:
-            return _Outcome(error=f"cannot read {target.path}: {error.strerror or error}")
+            return _Outcome(error=unreadable(target.path, error))
         with self.lock:
             claim = self.claims.get(own)
             if is_first := claim is None:
@@ -331,6 +267,15 @@ class _Run:
             raise
         claim.set_result(outcome)
         return outcome
+
+    def _identified(self, target: Target) -> tuple[hub.Snapshot, str, str]:
+        """Where a checkpoint lies, the hash of its weights, and its key, found out once."""
+        if target not in self.identities:
+            found = self._found(target)
+            sha256 = sha256_of(found.path)
+            own = key(sha256, self.shown.identity(found.path))
+            self.identities[target] = found, sha256, own
+        return self.identities[target]
 
     def _found(self, target: Target) -> hub.Snapshot:
         """Where it lies on this machine: a model of the hub is fetched first."""
@@ -351,17 +296,7 @@ class _Run:
     ) -> _Outcome:
         target, started = self.targets[number], time.perf_counter()
         self.messages.put((number, "started", None))
-        job = {
-            "name": target.name,
-            "path": str(found.path),
-            "hub": None if target.hub is None else str(target.hub),
-            "commit": found.commit,
-            "sha256": sha256,
-            "key": own,
-            "cache": None if self.cache is None else str(self.cache.folder.absolute()),
-            "jobs": self.jobs,
-            **self.shown.job(),
-        }
+        job = self._job(target, found, own, sha256)
 
         def on_samples(done: int, total: int) -> None:
             seconds = time.perf_counter() - started
@@ -380,6 +315,20 @@ class _Run:
         result = decode(answer["entry"])
         assert not isinstance(result, Failure)
         return _Outcome(result)
+
+    def _job(self, target: Target, found: hub.Snapshot, own: str, sha256: str) -> dict[str, Any]:
+        """What a process is told of a checkpoint."""
+        return {
+            "name": target.name,
+            "path": str(found.path),
+            "hub": None if target.hub is None else str(target.hub),
+            "commit": found.commit,
+            "sha256": sha256,
+            "key": own,
+            "cache": None if self.cache is None else str(self.cache.folder.absolute()),
+            "jobs": self.jobs,
+            **self.shown.job(),
+        }
 
 
 def _named(result: Result, target: Target) -> Result:

@@ -3,7 +3,8 @@
 It reads a JSON object a line on stdin, each a job, and answers on stdout with objects of these:
 `{"samples": [done, total]}` any number of times, then one of `{"entry": …}` (as `cache.encode`
 makes it), `{"failure": message}` (this checkpoint) or `{"refused": message}` (every checkpoint:
-the input or the device). When stdin ends, so does the process, whatever it is doing.
+the input or the device). A job that is only to be foreseen is answered with `{"foreseen": …}` in
+the place of an entry. When stdin ends, so does the process, whatever it is doing.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from attnprobe.errors import AttnprobeError, TooLargeError, is_out_of_memory
 if TYPE_CHECKING:
     from attnprobe.inputs import InputOptions, Source
     from attnprobe.result import Result
+    from attnprobe.subject import Address, LoadOptions
 
 Send = Callable[[dict[str, Any]], None]
 
@@ -47,7 +49,7 @@ def main() -> None:
         except AttnprobeError as error:
             send({"refused": str(error)})
             continue
-        send(bench.measure(job, send))
+        send(bench.foresee(job) if job.get("foresee") else bench.measure(job, send))
 
 
 def _jobs() -> Iterator[dict[str, Any]]:
@@ -110,17 +112,32 @@ class _Bench:
         finally:
             _free()
 
+    def foresee(self, job: dict[str, Any]) -> dict[str, Any]:
+        """What a checkpoint would be measured on; why not is for measuring it to say."""
+        from attnprobe.foreseen import foreseen
+
+        try:
+            return {"foreseen": foreseen(*self._named(job), self.source, self.asked)}
+        except Exception as error:
+            return {"failure": _unforeseen(error)}
+
+    def _named(self, job: dict[str, Any]) -> tuple[Address, LoadOptions]:
+        """The checkpoint of a job, and how it is loaded."""
+        from attnprobe.loading.places import hub_id
+        from attnprobe.subject import Address, LoadOptions
+
+        hub = None if job["hub"] is None else hub_id(job["hub"], bare=True)
+        return (
+            Address(job["name"], Path(job["path"]), hub, job["commit"]),
+            LoadOptions(**{f.name: self.options[f.name] for f in fields(LoadOptions)}),
+        )
+
     def _scan(self, job: dict[str, Any], send: Send) -> Result:
         from attnprobe import inputs, subject
-        from attnprobe.loading.places import hub_id
         from attnprobe.probing import probe
 
         options = self.options
-        hub = None if job["hub"] is None else hub_id(job["hub"], bare=True)
-        target = subject.load(
-            subject.Address(job["name"], Path(job["path"]), hub, job["commit"]),
-            subject.LoadOptions(**{f.name: options[f.name] for f in fields(subject.LoadOptions)}),
-        )
+        target = subject.load(*self._named(job))
         shown = inputs.prepare(target, self.source, self.asked)
         return probe(
             target,

@@ -22,6 +22,7 @@ from attnprobe.cli.reporting import FAILED, say
 from attnprobe.errors import InputError
 
 if TYPE_CHECKING:
+    from attnprobe.audit.foreseeing import Foreseen
     from attnprobe.audit.runner import Gathered
     from attnprobe.compare import Comparison
 
@@ -108,6 +109,7 @@ def compare(options: Comparing) -> int:
             jobs=options.jobs,
             cache=cache_folder(options),
             on_event=on_event,
+            before=None if options.allow_different else _refuse_different,
         )
     failed = _explain(gathered)
     results = [result for entry in gathered for result in entry.results]
@@ -129,6 +131,12 @@ def _check(path: Path, suffixes: Sequence[str]) -> None:
             f"cannot tell the format of {path} from its suffix: use one of {', '.join(suffixes)}"
         )
     check_writable(path)
+
+
+def _refuse_different(foreseen: list[Foreseen | None]) -> None:
+    from attnprobe.compare import refuse_different
+
+    refuse_different(foreseen)
 
 
 def _explain(gathered: Sequence[Gathered]) -> bool:

@@ -93,6 +93,25 @@ def load(
     return Loaded(model.eval().requires_grad_(False), model.config, about, tuple(notes))
 
 
+def sketch(folder: Folder, how: LoadOptions) -> Loaded:
+    """The model of a folder that is no adapter, without its weights: shapes and names alone.
+
+    Raises:
+        CheckpointError: it is of a type that cannot be made so.
+    """
+    library = find_transformers(folder)
+    with explained(folder), hushed(library), counting(folder):
+        config = _config(library, folder, how)
+        kind = _class(library, folder, how, config)
+        options = {"trust_remote_code": how.trust_remote_code}
+        with torch.device("meta"):
+            if hasattr(kind, "_model_mapping"):
+                model = kind.from_config(config, **options)
+            else:
+                model = kind._from_config(config)
+    return Loaded(model.eval(), config)
+
+
 def find_transformers(folder: Folder) -> ModuleType:
     """The library.
 

@@ -96,6 +96,35 @@ def test_another_length_is_refused_with_the_flag_to_override(saved: Path, run: R
     assert "compared all the same: long was measured" in out
 
 
+def test_what_would_be_measured_unlike_is_refused_before(
+    checkpoints: Path, saved: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATTNPROBE_CACHE", str(tmp_path / "cache"))
+    other = BackCopy.learn("call me ishmael some years ago never mind how long precisely ")
+    shape = {"d_model": 16, "n_layers": 2, "n_heads": 2, "max_length": 32}
+    model = build(ModelConfig(vocab_size=other.vocab_size, **shape))
+    save_checkpoint(tmp_path / "other.pt", model, other.state(), {})
+    ours, how = checkpoints / "ungated.pt", ("--length", 32, "--samples", 8)
+    code, out, err = run(ours, tmp_path / "other.pt", *how)
+    assert (code, out) == (2, "")
+    assert err.startswith(
+        "attnprobe: error: other would be measured with another tokenizer than ungated (backcopy"
+    )
+    assert err.endswith("measure them alike, or give --allow-different\n")
+    assert err.count("\n") == 1  # no line says that one was measured
+    assert not list((tmp_path / "cache").glob("*.json"))
+    code, out, err = run(saved / "long.json", ours, *how)
+    assert (code, out) == (2, "")
+    assert "ungated would be measured with another length than long (32 tokens, not 64" in err
+    assert err.count("\n") == 1
+    code, out, err = run(ours, tmp_path / "other.pt", *how, "--allow-different")
+    assert (code, err.count("measured")) == (0, 2)
+    assert "compared all the same: other was measured with another tokenizer" in out
+    code, out, err = run(ours, tmp_path / "other.pt", *how)  # now all is known
+    assert (code, out) == (2, "")
+    assert "other was measured with another tokenizer" in err
+
+
 def test_checkpoints_are_measured_once_then_known(checkpoints: Path, run: Run) -> None:
     asked = (checkpoints / "ungated.pt", checkpoints / "gated.pt", "--length", 32, "--samples", 8)
     code, out, err = run(*asked, "--by-layer")
