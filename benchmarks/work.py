@@ -21,6 +21,7 @@ from torch import Tensor, nn
 SHAPES = {  # layers, heads, key-value heads, width, feed-forward, vocabulary
     "gpt2-small": (12, 12, 12, 768, 3072, 50257),
     "llama-0.3b": (16, 16, 4, 1024, 2816, 32000),
+    "width 4096": (2, 32, 32, 4096, 16384, 512),
     "tiny": (4, 4, 4, 128, 256, 512),
 }
 Work = Callable[[], object]
@@ -127,6 +128,53 @@ def output_attentions(shape: str, tokens: Tensor) -> Work:
     return work
 
 
+def every_figure(shape: str, tokens: Tensor) -> Work:
+    """The same script with the other figures of a scan: ranks, perplexity and activations."""
+    model = foreign_model(shape, tokens.shape[1], "eager")
+    is_llama = shape.startswith("llama")
+    heads = SHAPES[shape][1]
+    joined: dict[str, list[Tensor]] = {}  # what W_O is given, by the module's name
+
+    def keep(name: str) -> Callable[..., None]:
+        return lambda module, given: joined.setdefault(name, []).append(given[0].flatten(0, 1))
+
+    outputs = {}
+    for name, module in model.named_modules():
+        if name.endswith("o_proj" if is_llama else "attn.c_proj"):
+            outputs[name] = module.weight.mT if is_llama else module.weight  # (H·d, d_model)
+            module.register_forward_pre_hook(keep(name))
+
+    def ranks(rows: Tensor, weight: Tensor) -> list[Tensor]:
+        parts = zip(rows.chunk(heads, -1), weight.chunk(heads, 0), strict=True)
+        added = [row @ part for row, part in parts]  # H of (N, d_model)
+        return [erank(matrix) for matrix in (*added, rows @ weight)]
+
+    def work() -> list[Any]:
+        found: list[Any] = []
+        with torch.no_grad():
+            for batch in batches(tokens):
+                seen = model(
+                    batch,
+                    labels=batch,
+                    output_attentions=True,
+                    output_hidden_states=True,
+                    use_cache=False,
+                )
+                found.append(seen.loss.exp())
+                found += [figures(attention) for attention in seen.attentions]
+                found += [hidden.abs().amax((0, 1)) for hidden in seen.hidden_states]
+            found += [ranks(torch.cat(rows), outputs[name]) for name, rows in joined.items()]
+        return found
+
+    return work
+
+
+def erank(matrix: Tensor) -> Tensor:
+    """exp of the entropy of the singular values, with and without the mean row."""
+    spectra = torch.stack([torch.linalg.svdvals(m) for m in (matrix, matrix - matrix.mean(0))])
+    return torch.special.entr(spectra / spectra.sum(-1, keepdim=True)).sum(-1).exp()
+
+
 def transformer_lens(shape: str, tokens: Tensor) -> Work:
     """TransformerLens 4: a hook on every attention pattern, reduced there and dropped."""
     from transformer_lens.model_bridge.sources import build_bridge_from_module
@@ -178,6 +226,7 @@ WORKS: dict[str, Callable[[str, Tensor], Work]] = {
     "rank of heads": probe("rank", layer_rank=False),
     "scan": probe(),
     "output_attentions": output_attentions,
+    "output_attentions, all": every_figure,
     "TransformerLens": transformer_lens,
     "nnsight": nnsight,
 }
