@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from attnprobe.assembly import collected, keep_heads, ranges
 from attnprobe.capture import AttentionCall, Documents, Recorder, Site
+from attnprobe.capture.shards import Shards
 from attnprobe.capture.sites import number_of, stack_of
 from attnprobe.capture.trace import within
 from attnprobe.engine import measure
@@ -140,6 +141,7 @@ class Scan:
         self.uses_stats = any(metric.uses_stats for metric in self.metrics)
         self.uses_entropy = any(metric.uses_entropy for metric in self.metrics)
         self.recorder = Recorder(self.model, self._on_call, self._on_block)
+        self.shards = Shards.of(self.model)  # None where this process has all of the model
         self.seen: dict[Site, _Seen] = {}
         self.refused: dict[Site, str] = {}
         self.engines: set[str] = set()
@@ -163,6 +165,8 @@ class Scan:
     ) -> None:
         """Runs the model over some samples."""
         started = time.perf_counter()
+        if self.shards is not None:
+            self.shards.agree(inputs.digest())
         device = device_of(self.model)
         size = batch_size or batch_size_for(inputs, device)
         with evaluated(self.model):
@@ -205,6 +209,8 @@ class Scan:
                 metric.logits(logits, tokens, own)
 
     def _on_call(self, call: AttentionCall) -> None:
+        if self.shards is not None:
+            call = self.shards.whole(call)
         site = call.site
         self.documents[site] = call.queries
         if site not in self.seen:

@@ -29,6 +29,18 @@ class Frame:
         known = (x for x in (*self.inputs, *self.read) if isinstance(x, Tensor))
         return any(x.data_ptr() == tensor.data_ptr() for x in known)
 
+    def whole(self, input: Tensor) -> Tensor:
+        """(…, d_in) what its linear map was given, where a process multiplies only a part of it.
+
+        Args:
+            input: what is multiplied.
+        """
+        first = self.inputs[0] if self.inputs else None
+        width = getattr(self.module, "in_features", 0)
+        if not isinstance(first, Tensor) or input.shape[-1] >= width:
+            return input
+        return first if first.shape == (*input.shape[:-1], width) else input
+
 
 def within(path: str, scope: str) -> bool:
     """Whether a module path lies in another one, or is it; the root's path is empty."""
