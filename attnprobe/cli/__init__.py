@@ -10,8 +10,8 @@ import typer
 
 from attnprobe._version import __version__
 from attnprobe.cli import audit, compare, entropy, gate, init, models, rank, scan, sink, train
+from attnprobe.cli.help import Command, Group
 from attnprobe.cli.reporting import FAILED, INTERRUPTED, fault, say, silence_stdout
-from attnprobe.cli.trimming import Command, Group
 
 VERBS = {
     "Measure": (scan.scan, sink.sink, entropy.entropy, rank.rank, gate.gate),
@@ -55,6 +55,10 @@ def attnprobe(
       attnprobe scan a.pt b.pt --output results.json --plots figures
       attnprobe compare a.pt b.pt      what differs, and whether it can be seen
       attnprobe train mine.pt --gate G1 --steps 500
+
+    attnprobe VERB --help has the options of a verb. Exit codes: 0 fine, 1 a rule was broken
+    (audit), 2 wrong usage or an unreadable checkpoint, 3 nothing could be measured, 130
+    interrupted.
     """
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())

@@ -139,7 +139,7 @@ class Auditing(Gathering):
     ] = False
 
 
-@collected(Auditing, without=("layer", "head", "pre_gate", "layer_rank", "table"))
+@collected(Auditing, without=("layer", "head", "pre_gate", "layer_rank", "table", "tensor_parallel"))
 def audit(options: Auditing) -> int:
     """Judge checkpoints by rules and a baseline; exit with 1 if a rule is broken.
 
@@ -153,7 +153,7 @@ def audit(options: Auditing) -> int:
       attnprobe audit runs/ --jobs 2 --plots figures
       attnprobe audit results.json --rule 'f_attr<=0.15' --rule 'heads.erank:min>=2'
       attnprobe audit model.pt --baseline main.json
-      attnprobe audit model.pt --format github --output audit.sarif --output audit.xml
+      attnprobe audit model.pt --format github -o audit.sarif -o audit.xml
     """
     from attnprobe.audit import listing, settings
     from attnprobe.audit.presets import DEFAULT

@@ -80,7 +80,7 @@ class Comparing(Gathering):
     ] = None
 
 
-@collected(Comparing, without=("layer", "head", "layer_rank", "table", "plots", "plot_format"))
+@collected(Comparing, without=("layer", "head", "layer_rank", "table", "plots", "plot_format", "tensor_parallel"))
 def compare(options: Comparing) -> int:
     """Compare checkpoints: what differs from the first, by how much, and whether it can be seen.
 
@@ -92,7 +92,7 @@ def compare(options: Comparing) -> int:
       attnprobe compare                           the packaged pair
       attnprobe compare before.pt after.pt --by-layer
       attnprobe compare base.json a.json b.json --plot figure.pdf
-      attnprobe compare a.pt b.pt --text-file book.txt --length 512 --output table.tex
+      attnprobe compare a.pt b.pt --text-file book.txt --length 512 -o table.tex
     """
     files = tuple(path.expanduser() for path in options.output or ())
     plot = None if options.plot is None else options.plot.expanduser()

@@ -20,6 +20,6 @@ def entropy(options: Measuring) -> int:
       attnprobe entropy                           the packaged pair
       attnprobe entropy model.pt --head 0-3
       attnprobe entropy model.pt --random-tokens --length 256
-      attnprobe entropy model.pt --output entropy.md --plots figures --plot-format svg
+      attnprobe entropy model.pt -o entropy.md --plots figures --plot-format svg
     """
     return measure(VIEW, options)

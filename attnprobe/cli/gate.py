@@ -17,7 +17,7 @@ def gate(options: Measuring) -> int:
     \b
     Examples:
       attnprobe gate                              the gated one of the packaged pair
-      attnprobe gate model.pt --layer -1
+      attnprobe gate model.pt --layer -1          the heads of the last layer
       attnprobe gate model.pt --output gates.json --plots figures
     """
     return measure(VIEW, options)

@@ -102,7 +102,7 @@ class Measuring(Common):
         _option(
             "--layer-rank/--no-layer-rank",
             panel=WHAT,
-            help="Leave out the ranks of whole layers, which cost most in wide models.",
+            help="Ranks of whole layers, too, which cost most in wide models.",
         ),
     ] = True
 
@@ -233,6 +233,15 @@ class Measuring(Common):
             "balanced or sequential.",
         ),
     ] = None
+    tensor_parallel: Annotated[
+        bool,
+        _option(
+            "--tensor-parallel",
+            panel=HOW,
+            help="Split every layer of a model of transformers over the processes of torchrun: "
+            "torchrun --nproc-per-node 2 -m attnprobe VERB CKPT --tensor-parallel.",
+        ),
+    ] = False
     revision: Annotated[
         str | None,
         _option(

@@ -19,7 +19,7 @@ def rank(options: Measuring) -> int:
     \b
     Examples:
       attnprobe rank                              the packaged pair
-      attnprobe rank --layer 3                    one layer in depth, with its spectrum
+      attnprobe rank --layer 3                    one layer in depth: its spectrum
       attnprobe rank model.pt --pre-gate
       attnprobe rank model.pt --format csv --table spectra
     """

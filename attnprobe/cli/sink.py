@@ -18,7 +18,7 @@ def sink(options: Measuring) -> int:
     \b
     Examples:
       attnprobe sink                              the packaged pair
-      attnprobe sink model.pt --layer 0-2,-1
+      attnprobe sink model.pt --layer 3           its heads one by one
       attnprobe sink model.pt --text-file book.txt --length 512 --samples 16
       attnprobe sink model.pt --text "To be, or not to be" --no-bos
       attnprobe sink a.pt b.pt --format csv --table heads

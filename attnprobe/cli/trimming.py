@@ -7,9 +7,6 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
-from typing import Any
-
-from typer.core import TyperCommand, TyperGroup
 
 _COLOUR = r"\x1b\[[0-9;]*m"
 _END = re.compile(rf"(?:[ \t]|{_COLOUR})+$", re.MULTILINE)
@@ -43,19 +40,3 @@ def trimmed() -> Iterator[None]:
 def trim(text: str) -> str:
     """Text without blanks at its line ends; colours are switched off where they were."""
     return _END.sub(lambda end: "".join(re.findall(_COLOUR, end[0])), text)
-
-
-class Command(TyperCommand):
-    """A verb."""
-
-    def format_help(self, *arguments: Any) -> None:
-        with trimmed():
-            super().format_help(*arguments)
-
-
-class Group(TyperGroup):
-    """All of them."""
-
-    def format_help(self, *arguments: Any) -> None:
-        with trimmed():
-            super().format_help(*arguments)

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 import typer
@@ -51,6 +51,39 @@ def test_every_option_has_help(verb: Callable[..., None]) -> None:
             assert help_text, name
             assert help_text[0].isupper() or name in ("device", "preset")  # which list names
             assert help_text.endswith(".")
+
+
+@pytest.mark.parametrize("verb", [verb for verbs in VERBS.values() for verb in verbs])
+def test_help_says_all_of_it_in_80_columns(
+    verb: Callable[..., None], run: Callable[..., Ran]
+) -> None:
+    out = run(verb.__name__, "--help").out
+    assert max(map(len, out.splitlines())) <= 80
+    words = " ".join(out.split())
+    for name, annotated in verb.__annotations__.items():
+        if name != "ctx":
+            hint, info = get_args(annotated)
+            assert info.help.rstrip(".") in words, name
+            if get_origin(hint) is Literal:
+                assert all(word in words for word in get_args(hint)), name
+    for param in COMMANDS[verb.__name__].params:
+        assert all(option in words for option in param.opts if option[0] == "-")
+    assert "<bool>" not in out
+
+
+def test_help_is_narrow_on_a_narrow_terminal(
+    run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    options = run("scan", "--help").out.partition("Arguments:")[2]
+    assert max(map(len, options.splitlines())) <= 40
+
+
+def test_help_begins_with_the_usage(run: Callable[..., Ran]) -> None:
+    assert run("--help").out.startswith("Usage: attnprobe VERB [OPTIONS] ...\n")
+    assert run("scan", "-h").out.startswith("Usage: attnprobe scan [OPTIONS] [CKPT]...\n")
+    assert run("train", "-h").out.startswith("Usage: attnprobe train [OPTIONS] OUT\n")
+    assert "[default: attnprobe.toml]" in run("init", "-h").out
 
 
 @pytest.mark.parametrize("verb", COMMANDS)
