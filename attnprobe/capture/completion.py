@@ -91,8 +91,6 @@ class Completion:
             return UNTOLD
         if queries is keys and streams.do_not_tell(site, queries):
             return UNTOLD
-        if site.kind == "cross" and (reason := streams.outnumbered(raw)):
-            return reason
         if spoilt:
             return CHANGED
         return raw.problem

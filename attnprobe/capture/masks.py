@@ -173,6 +173,25 @@ class Mask:
                 return True
         return False
 
+    def own_keys(self) -> int | None:
+        """Where among more keys than queries the queries' own begin, None where they are others'.
+
+        Queries that see themselves and nothing behind do so among the first keys, or the last. Two
+        of them are asked.
+        """
+        length, every = self.n_queries, slice(None)
+        for start in (0, self.n_keys - length) if length > 1 else ():
+            are_own = torch.ones((), dtype=torch.bool, device=self.device)
+            for row in (length // 2 - 1, length - 1):
+                keys = slice(start + row, start + length)
+                seen = self.visible(slice(row, row + 1), keys, every, every)  # (b, h, 1, n)
+                if seen is None:
+                    return None
+                are_own = are_own & seen[..., 0, 0] & ~seen[..., 0, 1:].any(-1)
+            if bool(are_own.any()):
+                return start
+        return None
+
     def unseen_keys(self) -> Tensor | None:
         """(B | 1, Tk) keys that no query sees, not even the one at the key's own place, or None.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import pairwise, starmap
 
 import torch
 from torch import Tensor, nn
@@ -10,10 +11,12 @@ from torch import Tensor, nn
 from attnprobe.capture.around import Ran
 from attnprobe.capture.attend import attend
 from attnprobe.capture.call import Gate, Site
+from attnprobe.capture.projection import as_heads, same_as
 from attnprobe.capture.raw import RawCall
-from attnprobe.capture.segments import joined, stacked
+from attnprobe.capture.segments import arrangements, follows, joined
 from attnprobe.capture.trace import Frame
 
+IN_PIECES = "its calls are of samples or of heads one by one, and which of the two cannot be told"
 CLOSE = {torch.float64: 1e-8, torch.float32: 1e-4}
 HALF = 2e-2
 
@@ -39,7 +42,7 @@ class Pending:
     gates: list[Gate] = field(default_factory=list)
     read_twice: bool = False
     pieces: list[RawCall] = field(default_factory=list)  # as they came, until they are joined
-    samples: int | None = None  # how many pieces are a text, where each is the heads of a sample
+    samples: int | None = None  # B, where the pieces are as long as a text
 
     def __post_init__(self) -> None:
         self.pieces.append(self.given)
@@ -99,14 +102,35 @@ class Pending:
         if spoilt:
             self._given = ()
 
-    def join(self) -> None:
-        """Makes one call of the pieces that came one by one."""
-        if len(self.pieces) > 1:
-            are_samples = len(self.pieces) == self.samples
-            self.raw = stacked(self.pieces) if are_samples else joined(self.pieces)
-            self.was_folded = False
-            self._take_note()
-            self.pieces = [self.raw]
+    def join(self, input: Tensor | None = None) -> bool:
+        """Makes one call of the pieces that came one by one; whether it is told which.
+
+        Args:
+            input: of a linear map, by which heads are told from samples where it is W_O; without
+                one it has to be decided.
+        """
+        if len(self.pieces) == 1:
+            return True
+        found = [] if self.samples is None else arrangements(self.pieces, self.samples)
+        told = [raw for raw in found if input is not None and _reads(input, raw)] or found
+        if len(told) > 1 and input is not None:
+            return False
+        if len(told) == 1:
+            self.raw = told[0]
+        elif not told and all(starmap(follows, pairwise(self.pieces))):
+            self.raw = joined(self.pieces)
+        else:
+            self.raw = replace(self.pieces[0], problem=IN_PIECES)
+        self.was_folded = False
+        self._take_note()
+        self.pieces = [self.raw]
+        return True
+
+
+def _reads(input: Tensor, raw: RawCall) -> bool:
+    """Whether a linear map is given the very output of a call."""
+    consumed = as_heads(input, raw.output)
+    return consumed is not None and same_as(consumed, raw.output)
 
 
 def _versions(raw: RawCall) -> tuple[int, ...]:

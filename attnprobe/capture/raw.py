@@ -15,7 +15,7 @@ class RawCall:
 
     Attributes:
         weight: W_O, where the call itself holds it.
-        learned_keys: how many of the last keys are parameters, not tokens.
+        learned_keys: how many of the last keys stand for no token: parameters, or summaries
         is_matrix: the model wrote its n × n matrix out. Query and key are then of width 0, and the
             mask's dense part holds the logits as the softmax was given them.
         documents: (B, T) which piece every token belongs to, where they came one by one.

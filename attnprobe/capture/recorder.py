@@ -24,12 +24,12 @@ from attnprobe.capture.folding import unfolded
 from attnprobe.capture.gates import fits
 from attnprobe.capture.interface import InterfaceTap
 from attnprobe.capture.kernels import KernelTap
-from attnprobe.capture.pending import Pending
+from attnprobe.capture.pending import IN_PIECES, Pending
 from attnprobe.capture.projection import as_heads, read_gate, same_as
 from attnprobe.capture.raw import RawCall
 from attnprobe.capture.rules import Rules
 from attnprobe.capture.sdpa import SdpaTap
-from attnprobe.capture.segments import follows, is_behind
+from attnprobe.capture.segments import follows, is_behind, is_next
 from attnprobe.capture.sites import Sites, stack_of
 from attnprobe.capture.streams import NO_TEXT, Streams
 from attnprobe.capture.trace import Frame, ModuleTrace, within
@@ -120,6 +120,7 @@ class Recorder:
     # what the taps report
 
     def _on_attention(self, raw: RawCall) -> None:
+        raw = self._streams.beside_others(raw)
         if not raw.is_matrix:
             raw = replace(raw, mask=self._rules.known(raw.mask))
         self._streams.reads_more |= self._trace.reads_features
@@ -139,6 +140,7 @@ class Recorder:
         is_cross = bool(getattr(frame.module, "is_cross_attention", False))
         is_beside = self._called.get(frame.path) is frame
         self._called[frame.path] = frame
+        frame.calls.append(tuple(raw.query.shape[:3]))
         site = self.sites.name(
             path,
             raw.mask,
@@ -171,18 +173,21 @@ class Recorder:
     def _continue(self, frame: Frame, raw: RawCall) -> bool:
         """Whether a call goes on with the last one, on the next piece of the same tensors."""
         last = self._pending[-1] if self._pending else None
-        if last is None or last.frame is not frame or not follows(last.pieces[-1], raw):
+        if last is None or last.frame is not frame or last.consumed is not None:
             return False
-        rows, heads, length, _ = raw.query.shape
-        is_text = not (stack_of(frame.path) or "").startswith(NO_TEXT)
-        shapes = [own.ids.shape for own in self._streams.by_stack.values()]
-        are_samples = rows == 1 or raw.query.stride(0) > length * raw.query.stride(2)
-        if is_text and are_samples and (rows, length) in shapes:
-            return False  # nothing of it follows: heads that lie behind each other come one by one
-        if is_text and heads == 1:
-            last.samples = next((batch for batch, own in shapes if own == length), None)
+        length = raw.query.shape[2]
+        if last.samples is None and not (stack_of(frame.path) or "").startswith(NO_TEXT):
+            texts = (own.ids.shape for own in self._streams.by_stack.values())
+            last.samples = next((batch for batch, own in texts if own == length), None)
+        if not (is_next if last.samples else follows)(last.pieces[-1], raw):
+            return False
         last.pieces.append(raw)
         return True
+
+    def _may_be_samples(self, calls: list[tuple[int, ...]]) -> bool:
+        """Whether heads that came one by one may as well be samples, whose heads came as rows."""
+        texts = {(own.ids.shape[0], 1, own.ids.shape[1]) for own in self._streams.by_stack.values()}
+        return len(set(calls)) == 1 and calls[0] in texts and len(calls) == calls[0][0] > 1
 
     def _owner(self) -> str:
         return self._owning_frame().path
@@ -223,6 +228,8 @@ class Recorder:
         running = self._trace.running[-1].path if self._trace.running else ""
         if not isinstance(input, Tensor):
             return
+        if self._trace.running:
+            input = self._trace.running[-1].whole(input)
         self._match(running, input, weight)
         for frame in self._readers():
             if not any(p.frame is frame for p in self._pending):
@@ -236,13 +243,14 @@ class Recorder:
 
     def _match(self, running: str, input: Tensor, weight: Tensor) -> None:
         for pending in self._pending:
-            pending.join()
             if pending.consumed is not None:
                 pending.read_twice |= pending.raw.weight is None and _is_same(
                     input, pending.consumed
                 )
                 continue
             if pending.frame.was_given(input) or not within(running, pending.scope):
+                continue
+            if not pending.join(input):
                 continue
             self._fold_again(pending, input)
             consumed = as_heads(
@@ -268,6 +276,8 @@ class Recorder:
     def _on_exit(self, frame: Frame, output: Any) -> None:
         if isinstance(frame.module, GateModule) and isinstance(output, Tensor):
             self._on_gate(frame, read_gate(frame.module, output))
+        if self._may_be_samples(frame.calls):
+            self.unread.setdefault(frame.path, IN_PIECES)
         for pending in self._pending:
             inside = frame is not pending.frame and within(frame.path, pending.scope)
             if inside and pending.consumed is None and not feeds_forward(frame.path, pending.scope):

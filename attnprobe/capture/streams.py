@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -97,27 +98,22 @@ class Streams:
             return heads == text.ids.shape[1] == raw.key.shape[1] and not own & self.lengths
         return rows not in (1, len(text.ids)) and raw.query.shape[2] == text.ids.shape[1]
 
-    def outnumbered(self, raw: RawCall) -> str | None:
-        """Why a call of more keys than tokens cannot be told, None where it is one over others.
+    def beside_others(self, raw: RawCall) -> RawCall:
+        """A call whose queries see their own tokens and more: the further keys are of no document.
 
-        It is none over others where queries see themselves and nothing behind: among the first of
-        the keys, or the last.
+        Where they stand in front they may be of a cache, or of a prompt, and where they are as many
+        as the tokens of a sequence they may be that: neither is guessed.
         """
         mask, length = raw.mask, raw.mask.n_queries
-        if raw.learned_keys or mask.n_keys <= length or length not in self.lengths or length < 2:
-            return None
-        every = slice(None)
-        for start in (0, mask.n_keys - length):
-            are_own = torch.ones((), dtype=torch.bool, device=raw.query.device)
-            for row in (length // 2 - 1, length - 1):
-                keys = slice(start + row, start + length)
-                seen = mask.visible(slice(row, row + 1), keys, every, every)  # (b, h, 1, n)
-                if seen is None:
-                    return None
-                are_own = are_own & seen[..., 0, 0] & ~seen[..., 0, 1:].any(-1)
-            if bool(are_own.any()):
-                return MERGED if mask.n_keys - length in self.lengths else MORE_KEYS
-        return None
+        more = mask.n_keys - length
+        if raw.learned_keys or mask.causal or more <= 0 or length not in self.lengths:
+            return raw
+        start = mask.own_keys()
+        if start is None:
+            return raw
+        problem = raw.problem or (MORE_KEYS if start else None)
+        problem = MERGED if more in self.lengths else problem
+        return replace(raw, learned_keys=more, problem=problem)
 
     @property
     def are_whole(self) -> bool:

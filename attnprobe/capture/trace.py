@@ -23,6 +23,7 @@ class Frame:
     inputs: tuple[Any, ...]
     read: list[Tensor] = field(default_factory=list)  # what its linear maps have read so far
     ran: list[Ran] = field(default_factory=list)  # its modules that may hold a gate
+    calls: list[tuple[int, ...]] = field(default_factory=list)  # rows, heads, queries of attention
 
     def was_given(self, tensor: Tensor) -> bool:
         """Whether this memory is what the module got as an input, or made of it for its maps."""

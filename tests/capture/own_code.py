@@ -89,6 +89,17 @@ def by_hand(m, q, k, v, seen):
     return m.dropout(F.softmax(scores(q, k).masked_fill(~seen, -math.inf), dim=-1)) @ v
 
 
+def samples_in_turn(m, q, k, v, seen):
+    return torch.stack([by_hand(m, *x) for x in zip(q, k, v, seen, strict=True)])
+
+
+def heads_in_turn(m, q, k, v, seen):
+    heads = [
+        by_hand(m, *x, seen[:, 0]) for x in zip(*(y.unbind(1) for y in (q, k, v)), strict=True)
+    ]
+    return torch.stack(heads, 1)
+
+
 def lowest_added(m, q, k, v, seen):
     mask = torch.zeros(seen.shape).masked_fill(~seen, LOW)
     return torch.matmul(torch.softmax(scores(q, k) + mask, -1), v)
@@ -371,6 +382,8 @@ KINDS = {
     "nanoGPT by hand": Kind(by_hand),
     "window by hand": Kind(by_hand, mask="window"),
     "both ways by hand": Kind(by_hand, mask="full"),
+    "samples in turn": Kind(samples_in_turn),
+    "heads in turn": Kind(heads_in_turn),
     "the lowest number added": Kind(lowest_added),
     "-1e4 added": Kind(old_style),
     "in place": Kind(in_place),

@@ -302,10 +302,6 @@ def null_key(m, q, k, v, seen):
     return pad(s, (1, 0)).softmax(-1) @ pad(v, (0, 0, 1, 0))
 
 
-def samples_in_turn(m, q, k, v, seen):
-    return torch.stack([own_code.by_hand(m, *x) for x in zip(q, k, v, seen, strict=True)])
-
-
 @pytest.mark.parametrize(
     ("way", "reason"),
     [
@@ -322,7 +318,6 @@ def samples_in_turn(m, q, k, v, seen):
         (by_logarithm, "no softmax was seen"),
         (in_chunks, "come in parts"),
         (null_key, "more keys than tokens"),
-        (samples_in_turn, "cannot be told"),
     ],
 )
 def test_what_cannot_be_read_is_said(way: own_code.Way, reason: str, tokens: Tensor) -> None:

@@ -872,8 +872,9 @@ def test_the_stack_is_read_from_whole_words(attribute: str, stack: str) -> None:
 class Parts(nn.Module):
     """Causal attention in several calls, or over the heads of every token."""
 
-    def __init__(self, way: str) -> None:
+    def __init__(self, way: str, is_masked: bool = False) -> None:
         super().__init__()
+        self.is_masked = is_masked
         self.way, self.embedding = way, nn.Embedding(VOCABULARY, WIDTH)
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
 
@@ -884,11 +885,16 @@ class Parts(nn.Module):
         mask = torch.ones(length, length).tril().bool()
         if self.way == "whole":
             y = attend(q, k, v, is_causal=True)
-        elif self.way == "samples":
-            y = torch.stack([attend(*x, is_causal=True) for x in zip(q, k, v, strict=True)])
-        elif self.way == "heads":
-            rows = (x.contiguous().unbind(1) for x in (q, k, v))
-            y = torch.stack([attend(*x, is_causal=True) for x in zip(*rows, strict=True)], 1)
+        elif self.way.startswith(("samples", "heads")):
+            unit = ["samples", "heads"].index(self.way.partition(",")[0])
+            rows = [x.transpose(0, unit) for x in (q, k, v)]  # what comes one by one stands first
+            if "strided" not in self.way:
+                rows = [x.contiguous() for x in rows]
+            if "4-D" in self.way:
+                rows = [x.unsqueeze(1 + unit) for x in rows]
+            own = {"attn_mask": mask} if self.is_masked else {"is_causal": True}
+            made = [attend(*x, **own) for x in zip(*rows, strict=True)]
+            y = torch.stack(made).reshape(rows[0].shape[0], -1, *q.shape[2:]).transpose(0, unit)
         elif self.way == "over heads":
             y = attend(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
         else:
@@ -905,19 +911,58 @@ class Parts(nn.Module):
         return self.out(y.transpose(1, 2).flatten(2))
 
 
-def parts(way: str, batch: int = 3) -> Result:
+def parts(way: str, batch: int = 3, is_masked: bool = False) -> Result:
     torch.manual_seed(0)
-    return scan(Parts(way), text(batch, 24), metrics=["sink", "entropy", "rank"])
+    return scan(Parts(way, is_masked), text(batch, 24), metrics=["sink", "entropy", "rank"])
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3, HEADS])
-def test_heads_and_samples_one_by_one_are_what_they_are_together(batch: int) -> None:
-    whole, samples, heads = (parts(way, batch) for way in ("whole", "samples", "heads"))
-    assert_close(samples.heads.erank, whole.heads.erank)
+@pytest.mark.parametrize("is_masked", [True, False])
+@pytest.mark.parametrize("layout", ["strided", "contiguous", "4-D"])
+@pytest.mark.parametrize("way", ["samples", "heads"])
+def test_heads_and_samples_one_by_one_are_what_they_are_together(
+    way: str, layout: str, is_masked: bool, batch: int
+) -> None:
+    whole, pieces = parts("whole", batch), parts(f"{way}, {layout}", batch, is_masked)
+    for column in ("f_attr", "entropy", "erank"):
+        assert_close(pieces.heads[column], whole.heads[column], column)
+    assert len(sites(pieces)) == 1
+
+
+class Turns(nn.Module):
+    """Heads, or samples, each projected and attended to in its turn."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.embedding = way, nn.Embedding(VOCABULARY, WIDTH)
+        self.qkv = nn.ModuleList(nn.Linear(WIDTH, 3 * WIDTH // HEADS) for _ in range(HEADS))
+        self.out = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x, attend = self.embedding(tokens), F.scaled_dot_product_attention
+        if self.way == "heads":
+            y = [attend(*part(x).chunk(3, -1), is_causal=True) for part in self.qkv]
+            return self.out(torch.cat(y, -1))
+        y = []
+        for sample in x:
+            heads = torch.stack([part(sample) for part in self.qkv])  # (H, T, 3 d)
+            y.append(attend(*heads.chunk(3, -1), is_causal=True).transpose(0, 1).flatten(1))
+        return self.out(torch.stack(y))
+
+
+@pytest.mark.parametrize("batch", [2, 3, HEADS])
+@pytest.mark.parametrize("way", ["samples", "heads"])
+def test_turns_that_could_be_of_either_are_not_told(way: str, batch: int) -> None:
+    torch.manual_seed(0)
+    model = Turns(way)
+    if way == "samples" or batch == HEADS:
+        with pytest.raises(NothingMeasuredError, match="cannot be told"):
+            scan(model, text(batch, 24))
+        return
+    turns = scan(model, text(batch, 24))
+    alone = scan(model, text(batch, 24), batch_size=1)
     for column in ("f_attr", "entropy"):
-        assert_close(samples.heads[column], whole.heads[column])
-        assert_close(heads.heads[column], whole.heads[column])
-    assert len(sites(heads)) == HEADS
+        assert_close(turns.heads[column], alone.heads[column])
 
 
 @pytest.mark.parametrize("way", ["growing", "sliding"])
