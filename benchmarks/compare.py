@@ -54,17 +54,18 @@ class Case:
 
 LAST = "plain, last logits"
 OURS = ("plain", LAST, "sink", "sink+entropy", "scan")
+BY_HEAD, WITHOUT = "scan, ranks of heads", "scan without ranks"
 THEIRS = ("output_attentions", *PEERS)
 EVERY = "output_attentions, all"
 CASES = (
     Case("gpt2-small", 1, 4096, OURS, once=(*THEIRS, EVERY)),
-    Case("gpt2-small", 16, 512, (*OURS, "rank", "rank of heads"), once=THEIRS),
+    Case("gpt2-small", 16, 512, (*OURS, BY_HEAD, WITHOUT), once=THEIRS),
     Case("gpt2-small", 1, 512, OURS, once=THEIRS, turns=5),
     Case("gpt2-small", 1, 16384, ("plain", "scan"), turns=1),
     Case("gpt2-small", 1, 32768, ("plain", "scan"), turns=1),
     Case("gpt2-small", 1, 8192, ("plain", "sink+entropy", "scan"), turns=1),
     Case("llama-0.3b", 1, 2048, OURS, once=("output_attentions",), turns=1),
-    Case("width 4096", 16, 512, ("plain", LAST, "rank", "rank of heads"), turns=1),
+    Case("width 4096", 16, 512, ("plain", "scan", BY_HEAD, WITHOUT), turns=1),
     Case("gpt2-small", 1, 2048, OURS, turns=1),
 )
 Run = dict[str, object]
@@ -200,7 +201,12 @@ def bars(rows: Sequence[Found]) -> str:
     by_name = {
         (r.case.samples, r.case.length, r.work): r for r in rows if r.case.shape == "gpt2-small"
     }
-    wide = {r.work: r.seconds for r in rows if r.case.shape == "width 4096"}
+    wide = {r.work: r.ratio for r in rows if r.case.shape == "width 4096"}
+    narrow = {work: r.ratio for (n, length, work), r in by_name.items() if (n, length) == (16, 512)}
+
+    def tax(work: str, own: dict[str, float | None]) -> float | None:
+        with_ranks, without = own.get(work), own.get(WITHOUT)
+        return None if with_ranks is None or without is None else with_ranks - without
 
     def ratio(samples: int, length: int, work: str) -> float | None:
         row = by_name.get((samples, length, work))
@@ -222,13 +228,9 @@ def bars(rows: Sequence[Found]) -> str:
         ("sink + entropy over the plain pass, 4,096 tokens", 1.35, ratio(1, 4096, "sink+entropy")),
         ("scan over the plain pass, 4,096 tokens", 2.0, ratio(1, 4096, "scan")),
         ("scan over the plain pass, 16 samples of 512", 1.4, ratio(16, 512, "scan")),
-        ("ranks over the pass with the last logits, 16 × 512", 1.1, against("rank", LAST, 16, 512)),
-        ("ranks of heads alone, the same", 1.03, against("rank of heads", LAST, 16, 512)),
-        (
-            "ranks over the plain pass, width 4,096, 16 × 512",
-            1.35,
-            wide["rank"] / wide["plain"] if {"rank", "plain"} <= set(wide) else None,
-        ),
+        ("what ranks add to a scan, over the plain pass, 16 × 512", 0.1, tax("scan", narrow)),
+        ("of heads alone, the same", 0.03, tax(BY_HEAD, narrow)),
+        ("what ranks add at width 4,096, 16 × 512", 0.35, tax("scan", wide)),
         ("memory above the plain pass, 16,384 tokens, GB", 0.4, extra_gb),
         ("exponent of memory in length, 4,096 to 32,768", 1.1, grown),
     ]

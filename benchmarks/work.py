@@ -225,6 +225,8 @@ WORKS: dict[str, Callable[[str, Tensor], Work]] = {
     "rank": probe("rank"),
     "rank of heads": probe("rank", layer_rank=False),
     "scan": probe(),
+    "scan, ranks of heads": probe(layer_rank=False),
+    "scan without ranks": probe("sink", "entropy", "gate", "activation", "perplexity"),
     "output_attentions": output_attentions,
     "output_attentions, all": every_figure,
     "TransformerLens": transformer_lens,
