@@ -17,7 +17,7 @@ from attnprobe import tasks
 from attnprobe.errors import CheckpointError, InputError
 from attnprobe.files import file_sha256
 from attnprobe.loading import folder as folders
-from attnprobe.loading import places
+from attnprobe.loading import parallel, places
 from attnprobe.loading.folder import Folder
 from attnprobe.loading.hub import fetch, named
 from attnprobe.loading.identity import joint_sha256
@@ -191,6 +191,8 @@ def _own(
             "--device-map spreads models of transformers, and this is one of attnprobe's own: "
             "leave it out, or use --device"
         )
+    if how.tensor_parallel:
+        parallel.refuse(address.path, "one of attnprobe's own")
     checkpoint = load_checkpoint(address.path, how.model_config)
     vocabulary = None if checkpoint.inputs is None else tasks.load(checkpoint.inputs)
     return Subject(

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Annotated, Any
 
 import typer
 
 from attnprobe._version import __version__
-from attnprobe.cli import audit, compare, entropy, gate, init, models, rank, scan, sink, train
+from attnprobe.cli import (
+    audit,
+    compare,
+    entropy,
+    gate,
+    init,
+    models,
+    processes,
+    rank,
+    scan,
+    sink,
+    train,
+)
 from attnprobe.cli.help import Command, Group
 from attnprobe.cli.reporting import FAILED, INTERRUPTED, fault, say, silence_stdout
 
@@ -71,9 +84,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     (audit) · 3 nothing could be measured · 0 fine, also when the reader of the pipe went away.
     """
     _survive_narrow_encodings()
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    measuring = {verb.__name__ for verb in VERBS["Measure"]}
+    with processes.as_one() if measuring & {*given[:1]} else nullcontext():
+        return _run(given)
+
+
+def _run(arguments: list[str]) -> int:
     try:
         code = app(
-            args=None if arguments is None else list(arguments),
+            args=arguments,
             prog_name="attnprobe",
             standalone_mode=False,
         )

@@ -139,7 +139,9 @@ class Auditing(Gathering):
     ] = False
 
 
-@collected(Auditing, without=("layer", "head", "pre_gate", "layer_rank", "table", "tensor_parallel"))
+@collected(
+    Auditing, without=("layer", "head", "pre_gate", "layer_rank", "table", "tensor_parallel")
+)
 def audit(options: Auditing) -> int:
     """Judge checkpoints by rules and a baseline; exit with 1 if a rule is broken.
 

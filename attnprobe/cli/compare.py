@@ -80,7 +80,10 @@ class Comparing(Gathering):
     ] = None
 
 
-@collected(Comparing, without=("layer", "head", "layer_rank", "table", "plots", "plot_format", "tensor_parallel"))
+@collected(
+    Comparing,
+    without=("layer", "head", "layer_rank", "table", "plots", "plot_format", "tensor_parallel"),
+)
 def compare(options: Comparing) -> int:
     """Compare checkpoints: what differs from the first, by how much, and whether it can be seen.
 

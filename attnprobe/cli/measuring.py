@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
+from attnprobe.cli import processes
 from attnprobe.cli.options import Measuring, ranges
 from attnprobe.cli.output import Outputs
 from attnprobe.cli.progress import Tick, progress
@@ -50,6 +51,9 @@ def measure(view: View, options: Measuring) -> int:
     What can be wrong with the command line is found before any model is read. A checkpoint that
     fails is reported and does not keep the others from being measured.
     """
+    processes.check(options)
+    if processes.is_silent():
+        options = replace(options, quiet=True, output=None, plots=None)
     outputs = Outputs.of(options, view.table)
     layers, heads = ranges("--layer", options.layer), ranges("--head", options.head)
     if not 0 < options.epsilon < 1:
@@ -68,12 +72,15 @@ def measure(view: View, options: Measuring) -> int:
             try:
                 result = _measured(view, options, address, source, asked, layers, heads, tick)
             except Exception as error:
+                if options.tensor_parallel:
+                    raise  # the other processes may be waiting for this one: that ends them
                 outcome.fail(address.name, error)
             else:
                 outcome.results.append(result)
     outcome.explain(options.quiet)
-    if outcome.results:
+    if outcome.results and not processes.is_silent():
         outputs.write(outcome.results, view.name, layer=_only(outcome.results, layers))
+    processes.leave()
     return outcome.code
 
 

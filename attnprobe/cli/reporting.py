@@ -13,6 +13,7 @@ from typing import Any
 
 import typer
 
+from attnprobe.cli import processes
 from attnprobe.errors import AttnprobeError, is_out_of_memory
 
 INTERRUPTED, FAILED, NOTHING_MEASURED = 130, 2, 3
@@ -25,7 +26,9 @@ def gravest(*codes: int) -> int:
 
 
 def say(kind: str, message: str) -> None:
-    """One line on stderr: `attnprobe: error: …`."""
+    """One line on stderr: `attnprobe: error: …`; of several processes one says it."""
+    if not processes.may_say(kind):
+        return
     line = "".join(c if c.isprintable() else "?" for c in " ".join(message.split()))
     with suppress(OSError, ValueError):  # nobody may be listening any more
         print(f"attnprobe: {kind}: {line}", file=sys.stderr, flush=True)
@@ -43,6 +46,8 @@ def fault(error: BaseException) -> str:
 
 def show_traceback(error: BaseException) -> None:
     """The traceback on stderr, for --verbose."""
+    if not processes.may_say("error"):
+        return
     with suppress(OSError, ValueError):
         traceback.print_exception(error, file=sys.stderr)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from attnprobe.errors import CheckpointError
-from attnprobe.loading import pretrained
+from attnprobe.loading import parallel, pretrained
 from attnprobe.loading.base import BASE, find_base
 from attnprobe.loading.explaining import explained, hushed
 from attnprobe.loading.folder import Folder, read
@@ -33,6 +33,8 @@ def load(
         raise CheckpointError(
             f"{folder.path} is a PEFT adapter: pip install 'attnprobe[peft]'"
         ) from None
+    if how.tensor_parallel:
+        parallel.refuse(folder.path, "a PEFT adapter")
     base = find_base(folder, offline=how.offline)
     below = read(base.path)
     loaded = pretrained.load(below, how, device, dtype)

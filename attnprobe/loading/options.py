@@ -24,6 +24,7 @@ class LoadOptions:
         trust_remote_code: whether a model's own Python code is run.
         device_map: how accelerate spreads it over devices, memory and disk: `auto`, `balanced`,
             `sequential`, or a mapping of modules to devices; None keeps it on `device`.
+        tensor_parallel: whether the processes of torchrun each hold a part of every layer.
     """
 
     model_config: str | Path | Mapping[str, Any] | None = None
@@ -33,6 +34,7 @@ class LoadOptions:
     offline: bool = False
     trust_remote_code: bool = False
     device_map: str | Mapping[str, Any] | None = None
+    tensor_parallel: bool = False
 
 
 def check_local(path: str | Path, revision: str | None) -> None:

@@ -16,7 +16,7 @@ from torch import nn
 
 from attnprobe.adapters import gated_qwen3
 from attnprobe.errors import CheckpointError
-from attnprobe.loading import memory, number_types
+from attnprobe.loading import memory, number_types, parallel
 from attnprobe.loading.explaining import counting, explained, hushed, line
 from attnprobe.loading.folder import Folder
 from attnprobe.loading.options import LoadOptions
@@ -70,7 +70,7 @@ def load(
     library = find_transformers(folder)
     with explained(folder), hushed(library), counting(folder):
         config = _config(library, folder, how)
-        if how.device_map is None:
+        if how.device_map is None and not how.tensor_parallel:
             memory.check_weights(str(folder.path), folder.weights, dtype, device)
         number_types.check(folder)
         if not how.trust_remote_code and gated_qwen3.is_official(folder.config):
@@ -201,6 +201,8 @@ def _official(
     folder: Folder, how: LoadOptions, device: torch.device, dtype: torch.dtype | None
 ) -> Any:
     """A released gated checkpoint, whose code today's transformers does not run."""
+    if how.tensor_parallel:
+        parallel.refuse(folder.path, "a gated checkpoint of an older library")
     if how.device_map is None:
         return gated_qwen3.load(folder.path, dtype=dtype, device=device)
     _need_accelerate()
@@ -228,7 +230,7 @@ def _loaded(
         "output_loading_info": True,
         "ignore_mismatched_sizes": True,  # told below, by name
         **_file(folder),
-        **_placing(how, device, config),
+        **_placing(folder, how, device, config),
     }
     place = None if folder.is_bare else str(folder.root)
     if folder.is_bare:
@@ -262,8 +264,10 @@ def _wrapper(unexpected: Collection[str], missing: Collection[str]) -> str | Non
     return None
 
 
-def _placing(how: LoadOptions, device: torch.device, config: Any) -> dict[str, Any]:
+def _placing(folder: Folder, how: LoadOptions, device: torch.device, config: Any) -> dict[str, Any]:
     """Where weights go while they are read; nothing for a model that is moved afterwards."""
+    if how.tensor_parallel:
+        return parallel.splitting(folder, how, config, device)
     if how.device_map is not None:
         _need_accelerate()
         return {"device_map": how.device_map}
