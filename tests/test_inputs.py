@@ -245,6 +245,23 @@ def test_pt_files_without_token_ids(tmp_path: Path, value: object) -> None:
         shown(TEXT, tokens=str(tmp_path / "ids.pt"))
 
 
+def test_tensors_of_every_layout(tmp_path: Path) -> None:
+    ids = torch.tensor([[1, 0, 2]])
+    for number, value in enumerate((ids, ids.to_sparse(), ids.to(torch.uint8), [ids[0]])):
+        torch.save(value, tmp_path / f"{number}.pt")
+        assert shown(TEXT, tokens=str(tmp_path / f"{number}.pt")).tokens.tolist() == [[1, 0, 2]]
+    for value in (ids.to("meta"), torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])):
+        torch.save(value, tmp_path / "ids.pt")
+        with pytest.raises(InputError, match=r"ids.pt cannot be read as .pt"):
+            shown(TEXT, tokens=str(tmp_path / "ids.pt"))
+
+
+def test_ids_beyond_those_of_torch(tmp_path: Path) -> None:
+    np.save(tmp_path / "ids.npy", np.full((1, 3), 2**63 + 5, dtype=np.uint64))
+    with pytest.raises(InputError, match="token id 9223372036854775807 in sample 1 is outside"):
+        shown(TEXT, tokens=str(tmp_path / "ids.npy"))
+
+
 def test_a_missing_token_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cannot read .*: No such file"):
         shown(TEXT, tokens=str(tmp_path / "ids.npy"))

@@ -411,6 +411,14 @@ def test_arrays_are_taken_as_they_are(tmp_path: Path, suffix: str) -> None:
     assert torch.equal(shown(target, tokens=str(path), samples=1).tokens, values[:1])
 
 
+@pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16, torch.float8_e4m3fn])
+def test_a_recording_is_one_sample_of_any_precision(tmp_path: Path, kind: torch.dtype) -> None:
+    values = torch.tensor([0.5, -1.0]).repeat(400)
+    torch.save(values.to(kind), tmp_path / "sound.pt")
+    found = shown(subject(None, wav2vec2(), reads="audio"), tokens=str(tmp_path / "sound.pt"))
+    assert torch.equal(found.tokens, values[None])
+
+
 def test_images_of_another_size_where_the_model_stretches_its_positions(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros((2, 3, 48, 48), dtype=np.float32))
     target = subject(None, vit(), reads="image")

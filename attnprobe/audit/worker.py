@@ -129,7 +129,13 @@ class _Bench:
         hub = None if job["hub"] is None else hub_id(job["hub"], bare=True)
         return (
             Address(job["name"], Path(job["path"]), hub, job["commit"]),
-            LoadOptions(**{f.name: self.options[f.name] for f in fields(LoadOptions)}),
+            LoadOptions(
+                **{
+                    f.name: self.options[f.name]
+                    for f in fields(LoadOptions)
+                    if f.name in self.options
+                }
+            ),
         )
 
     def _scan(self, job: dict[str, Any], send: Send) -> Result:

@@ -55,14 +55,15 @@ def read_numbers(path: Path) -> Source:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None
     except (ValueError, EOFError, RuntimeError, pickle.UnpicklingError, KeyError, IndexError):
         raise InputError(f"{path} cannot be read as {path.suffix} of token ids") from None
-    if isinstance(content, Tensor) and content.is_floating_point() and content.dim() > 1:
-        return Source(values=Arrays(str(path), content))
+    if isinstance(content, Tensor) and content.is_floating_point() and content.dim():
+        one = content.dim() == 1  # a recording
+        return Source(values=Arrays(str(path), content[None] if one else content))
     return Source(tokens=TokenRows(str(path), _rows(path, content)))
 
 
 def _rows(path: Path, content: Any) -> list[Tensor]:
     is_flat = isinstance(content, Tensor) and content.dim() == 1
-    is_flat |= isinstance(content, list) and all(not isinstance(row, list) for row in content)
+    is_flat |= isinstance(content, list) and not any(isinstance(r, (list, Tensor)) for r in content)
     try:
         rows = [_row(row) for row in ([content] if is_flat else content)]
     except (TypeError, ValueError, RuntimeError, OverflowError, AttributeError):
@@ -90,6 +91,8 @@ def _from_npy(path: Path) -> Any:
     array = np.load(path, allow_pickle=False)
     if array.dtype.kind not in "iuf":
         return [[None]]
+    if array.dtype == np.uint64:  # of which the largest would come out negative
+        array = np.minimum(array, np.uint64(np.iinfo(np.int64).max))
     return torch.from_numpy(array.astype(np.float32 if array.dtype.kind == "f" else np.int64))
 
 
@@ -98,7 +101,18 @@ def _from_json(path: Path) -> Any:
 
 
 def _from_pt(path: Path) -> Any:
-    return torch.load(path, map_location="cpu", weights_only=True)
+    content = torch.load(path, map_location="cpu", weights_only=True)
+    if isinstance(content, list):
+        return [_plain(row) if isinstance(row, Tensor) else row for row in content]
+    return _plain(content) if isinstance(content, Tensor) else content
+
+
+def _plain(values: Tensor) -> Tensor:
+    """Dense, and in float32 where it has fractions."""
+    if values.is_meta or values.is_nested or values.is_quantized:
+        raise ValueError("there are no numbers in it")
+    values = values if values.layout is torch.strided else values.to_dense()
+    return values.float() if values.is_floating_point() else values
 
 
 def _from_txt(path: Path) -> Any:

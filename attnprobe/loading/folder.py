@@ -18,7 +18,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from attnprobe.errors import CheckpointError
-from attnprobe.loading.places import ADAPTER, CONFIG, not_there, read_json
+from attnprobe.loading.places import ADAPTER, CONFIG, not_there, read_json, unreadable
 
 #: Names of weights in the order in which transformers looks for them.
 MODEL_WEIGHTS = (
@@ -34,6 +34,7 @@ _BESIDE = (".json", ".txt", ".model", ".jinja", ".py", ".tiktoken")
 BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2}
 BYTES |= {"I16": 2, "U16": 2, "C64": 8}  # all others take one, or less
 _POINTER = b"version https://git-lfs.github.com/"
+_GGUF = b"GGUF"
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -83,6 +84,7 @@ def read(path: Path) -> Folder:
     """
     if path.is_file():
         _refuse_pointer(path)
+        _refuse_no_gguf(path)
         return Folder(path, {}, (path,))
     is_adapter = os.path.lexists(path / ADAPTER)
     config = _config(path / (ADAPTER if is_adapter else CONFIG))
@@ -101,13 +103,24 @@ def _refuse_pointer(file: Path) -> None:
             raise CheckpointError(f"{file} is a pointer of Git LFS, not the weights: git lfs pull")
 
 
+def _refuse_no_gguf(file: Path) -> None:
+    try:
+        with file.open("rb") as opened:
+            start = opened.read(len(_GGUF))
+    except OSError as error:
+        raise CheckpointError(unreadable(file, error)) from None
+    if start != _GGUF:
+        what = "is empty" if not start else "is no GGUF file, or is damaged"
+        raise CheckpointError(f"{file} {what}: copy or download it again")
+
+
 def _config(path: Path) -> dict[str, Any]:
     found = read_json(path)
     if found is None:
         try:
             json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
-            raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
+            raise CheckpointError(unreadable(path, error)) from None
         except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{path} is not JSON ({error})") from None
         raise CheckpointError(f"{path} must hold a JSON object")
@@ -162,7 +175,7 @@ def header(file: Path) -> dict[str, tuple[str, int]]:
             length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
             content = json.loads(opened.read(length)) if 8 + length <= size else None
     except OSError as error:
-        raise CheckpointError(f"cannot read {file}: {error.strerror or error}") from None
+        raise CheckpointError(unreadable(file, error)) from None
     except (ValueError, RecursionError):
         raise CheckpointError(f"{file} is no safetensors file, or is damaged") from None
     if not isinstance(content, dict):

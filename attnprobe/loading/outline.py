@@ -45,8 +45,8 @@ def of(folder: Folder, hub: HubId | None = None, commit: str | None = None) -> d
         "files": [file.name for file in folder.weights],
         "bytes": sum(file.stat().st_size for file in folder.weights),
         "sha256": joint_sha256(folder.weights),
-        "architecture": classes[0] if isinstance(classes, list) and classes else None,
-        "model_type": config.get("model_type"),
+        "architecture": _text(classes[0]) if isinstance(classes, list) and classes else None,
+        "model_type": _text(config.get("model_type")),
         "parameters": None if counts is None or quantised else sum(counts.values()),
         "dtype": None if not counts else DTYPES.get(counts.most_common(1)[0][0]),
         "quantisation": quantised.get("quant_method") if isinstance(quantised, dict) else None,
@@ -80,6 +80,10 @@ def essentials(config: Any) -> dict[str, Any]:
         if isinstance(value, _PLAIN)
         or (isinstance(value, dict) and all(isinstance(v, _PLAIN) for v in value.values()))
     }
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _said(config: dict[str, Any], name: str) -> Any:

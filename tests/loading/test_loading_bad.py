@@ -357,6 +357,30 @@ def test_floats_of_every_kind_are_weights(tmp_path: Path, run: Callable[..., Ran
         assert run("sink", folder, "--length", "8", "--samples", "2").code == 0
 
 
+def test_what_a_config_says_may_be_anything(tmp_path: Path, run: Callable[..., Ran]) -> None:
+    tiny.save("llama", tmp_path)
+    odd = {"model_type": [5], "architectures": [7], "quantization_config": [], "auto_map": "x"}
+    tiny.change_config(tmp_path, lambda config: config.update(odd))
+    ran = run("models", tmp_path)
+    assert (ran.code, ran.err) == (0, "")
+    assert "2 × 2" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [(b"", "m.gguf is empty: copy or"), (b"no weights", "m.gguf is no GGUF file, or is damaged")],
+)
+def test_what_is_no_gguf(
+    content: bytes, says: str, tmp_path: Path, run: Callable[..., Ran]
+) -> None:
+    (tmp_path / "m.gguf").write_bytes(content)
+    for verb in ("models", "sink"):
+        ran = run(verb, tmp_path / "m.gguf")
+        assert (ran.code, ran.out) == (2, "")
+        assert says in ran.err
+        assert ran.err.count("\n") == 1
+
+
 def test_what_a_trainer_wrote_down_may_be_anything(tmp_path: Path, run: Callable[..., Ran]) -> None:
     tiny.save("llama", tmp_path)
     (tmp_path / "trainer_state.json").write_text('{"global_step": "x", "log_history": [5]}')
