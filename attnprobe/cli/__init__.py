@@ -25,6 +25,7 @@ from attnprobe.cli import (
 )
 from attnprobe.cli.help import Command, Group
 from attnprobe.cli.reporting import FAILED, INTERRUPTED, fault, say, silence_stdout
+from attnprobe.cli.usage import in_words
 
 VERBS = {
     "Measure": (scan.scan, sink.sink, entropy.entropy, rank.rank, gate.gate),
@@ -111,7 +112,8 @@ def _run(arguments: list[str]) -> int:
             return 0
         raise
     except Exception as error:
-        say("error", _usage(error) or fault(error))
+        commands: Any = getattr(typer.main.get_command(app), "commands", {})
+        say("error", in_words(error, arguments, commands) or fault(error))
         return FAILED
 
 
@@ -121,14 +123,3 @@ def _survive_narrow_encodings() -> None:
         reconfigure: Any = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors="replace")
-
-
-def _usage(error: Exception) -> str | None:
-    """A wrong command line in words, None if the error is another."""
-    described = getattr(error, "format_message", None)
-    if described is None:
-        return None
-    ctx = getattr(error, "ctx", None)
-    path = ctx.command_path if ctx is not None else "attnprobe"
-    message = described().replace("Value error, ", "").strip().rstrip(".")
-    return f"{message} (see {path} --help)"

@@ -12,7 +12,7 @@ import typer
 
 from attnprobe.cli.gathering import ALLOW_DIFFERENT, Gathering, cache_folder, gathering
 from attnprobe.cli.options import OUTPUT, collected
-from attnprobe.cli.output import check_writable, show, write_stdout
+from attnprobe.cli.output import check_writable, plots_folder, show, write_stdout
 from attnprobe.cli.reporting import FAILED, INTERRUPTED, NOTHING_MEASURED, gravest, say
 from attnprobe.errors import InputError
 
@@ -338,9 +338,7 @@ class _Outputs:
         files = tuple(destination(given) for given in config.output.files)
         for _, path in files:
             check_writable(path)
-        plots = None if config.output.plots is None else Path(config.output.plots).expanduser()
-        if plots is not None and plots.exists() and not plots.is_dir():
-            raise InputError(f"cannot write plots to {plots}: it is no folder")
+        plots = plots_folder(config.output.plots, options.plot_format)
         return cls(format, files, plots, options.plot_format)
 
     def write(self, report: Report) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from attnprobe.result import Result
 
 SUFFIXES = (".json", ".jsonl", ".csv", ".md", ".tex", ".latex", ".parquet")
+FIRST_PLOT_FORMAT = "png"
 PIPE_WIDTH = 80
 
 
@@ -51,9 +52,7 @@ class Outputs:
             check_writable(path)
             if path.suffix.lower() == ".parquet":
                 _check_parquet()
-        plots = None if options.plots is None else options.plots.expanduser()
-        if plots is not None:
-            _check_folder(plots)
+        plots = plots_folder(options.plots, options.plot_format)
         holds_table = options.format not in ("table", "json") or any(
             path.suffix.lower() != ".json" for path in files
         )
@@ -80,6 +79,21 @@ class Outputs:
             show(lambda console: table.show(results, view, console, layer=layer))
         else:
             write_stdout(export.render(results, self.format, self.table))
+
+
+def plots_folder(given: str | Path | None, format: str) -> Path | None:
+    """Where plots go, found to be possible; None where none are asked for.
+
+    Raises:
+        InputError: it is no folder, cannot be made, or is missing though a format is given.
+    """
+    if given is None:
+        if format != FIRST_PLOT_FORMAT:
+            raise InputError("--plot-format is of plots: add --plots DIR")
+        return None
+    folder = Path(given).expanduser()
+    _check_folder(folder)
+    return folder
 
 
 def show(draw: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,6 +30,18 @@ def _option(name: str, panel: str, help: str, **more: Any) -> Any:
 
 def _number(name: str, panel: str, help: str, least: float = 1) -> Any:
     return _option(name, panel, help, metavar="N", min=least)
+
+
+#: What makes a dimension of the model, by the name that its config has for it.
+_OPTIONS = {
+    "d_model": "--width",
+    "n_layers": "--layers",
+    "n_heads": "--heads",
+    "n_kv_heads": "--kv-heads",
+    "head_dim": "--width / --heads",
+    "d_ff": "--ff",
+    "max_length": "--length",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +184,8 @@ def train(options: Training) -> int:
 
         try:
             trained = run(config, options.out, resume=options.resume, on_step=on_step)
+        except InputError as error:
+            raise InputError(_in_options(str(error))) from error
         except KeyboardInterrupt:
             if last:
                 say(
@@ -183,6 +198,12 @@ def train(options: Training) -> int:
     if not options.quiet:
         write_stdout(_summary(trained, config))
     return 0
+
+
+def _in_options(message: str) -> str:
+    """What is said of a model's shape, in the options that make it."""
+    message = message.removesuffix("; give head_dim")
+    return re.sub(r"\b[a-z_]+\b", lambda word: _OPTIONS.get(word[0], word[0]), message)
 
 
 def _config(options: Training) -> TrainConfig:

@@ -316,7 +316,7 @@ def resuming_from_nothing(tmp: Path, ready: Folder) -> list[object]:
     return ["train", tmp / "out.pt", "--resume"]
 
 
-@case("d_model=16 is not a multiple of n_heads=3")
+@case("--width=16 is not a multiple of --heads=3")
 def heads_that_do_not_divide(tmp: Path, ready: Folder) -> list[object]:
     return ["train", tmp / "out.pt", "--width", "16", "--heads", "3", "--steps", "1"]
 
