@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from attnprobe.capture.around import Ran
 from attnprobe.capture.attend import attend
 from attnprobe.capture.call import Gate, Site
+from attnprobe.capture.matrix import version
 from attnprobe.capture.projection import as_heads, same_as
 from attnprobe.capture.raw import RawCall
 from attnprobe.capture.segments import arrangements, follows, joined
@@ -50,18 +51,18 @@ class Pending:
 
     def _take_note(self) -> None:
         self._given = _versions(self.raw)
-        self._output = _version(self.raw.output)
+        self._output = version(self.raw.output)
         self._few = _few(self.raw.output).clone()
 
     def read(self, consumed: Tensor, weight: Tensor) -> None:
         """Takes note of what W_O is given."""
         self.consumed, self.weight = consumed, weight
-        self._read_at = _version(consumed)
+        self._read_at = version(consumed)
 
     @property
     def is_spoilt(self) -> bool:
         """Whether something that the figures need was written over."""
-        is_late = self.consumed is not None and _version(self.consumed) != self._read_at
+        is_late = self.consumed is not None and version(self.consumed) != self._read_at
         return is_late or _versions(self.raw) != self._given
 
     def mend(self) -> bool:
@@ -138,12 +139,7 @@ def _versions(raw: RawCall) -> tuple[int, ...]:
     tensors = [raw.query, raw.key, raw.value]
     if raw.is_matrix and raw.mask.dense is not None:
         tensors.append(raw.mask.dense)
-    return tuple(map(_version, tensors))
-
-
-def _version(tensor: Tensor) -> int:
-    """How often a tensor was written to; those of inference mode keep no count."""
-    return 0 if tensor.is_inference() else tensor._version
+    return tuple(map(version, tensors))
 
 
 def _few(output: Tensor) -> Tensor:

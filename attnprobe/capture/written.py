@@ -9,7 +9,7 @@ input is what is measured. Only the matrix of one call is held, and only while t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -20,74 +20,14 @@ from torch.nn import functional as F
 from attnprobe.capture.layouts import CASTS, DROPOUTS, LAYOUTS, LOG_SOFTMAXES, SOFTMAXES
 from attnprobe.capture.linear import Weights
 from attnprobe.capture.marks import Marks
-from attnprobe.capture.masks import HIDDEN, Mask
+from attnprobe.capture.masks import Mask
+from attnprobe.capture.matrix import Matrix, Softmax, hiding, laid_out, moved, same, still, version
 from attnprobe.capture.products import Product, tensors_in
 from attnprobe.capture.raw import RawCall
 
 DROPS = "dropout is on in this call"
 OVERWRITTEN = "its logits were overwritten after the softmax"
 MANY = "its matrix has more dimensions than samples and heads, in which blocks cannot be told"
-OLD_STYLE = -1e4  # what models of 2018 add to hide a key
-
-
-@dataclass(eq=False)
-class Softmax:
-    """A softmax that was seen, and whether its product with values was too.
-
-    Attributes:
-        path: of the module that ran it.
-        n_queries, n_keys: its last two dimensions.
-        of_scores: whether it was given a batch of products of two activations.
-        is_other: it was none: scores met values without one, or through its logarithm.
-    """
-
-    path: str
-    n_queries: int
-    n_keys: int
-    of_scores: bool
-    is_other: bool = False
-    was_read: bool = False
-
-
-@dataclass(frozen=True, eq=False)
-class _Step:
-    """A change of layout, to be made of the logits too."""
-
-    func: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    dropped: tuple[int, int] | None = None  # (dimension, first kept key) where keys are cut off
-
-    def of(self, tensor: Tensor) -> Tensor:
-        func = _RESHAPES.get(self.func, self.func)  # the logits may lie otherwise in memory
-        result = func(tensor, *self.args, **self.kwargs)
-        assert isinstance(result, Tensor)
-        return result
-
-
-_RESHAPES: dict[Callable[..., Any], Callable[..., Any]] = {
-    Tensor.view: Tensor.reshape,
-    Tensor.view_as: Tensor.reshape_as,
-}
-
-
-@dataclass(frozen=True, eq=False)
-class _Matrix:
-    """The attention matrix of a softmax, or the same in another layout.
-
-    Attributes:
-        held: the logits as the softmax was given them; nothing once they were handed on.
-        changes: how often logits and matrix had been written to.
-        key: the dimension of the keys.
-        steps: from the layout of the softmax to this one.
-    """
-
-    softmax: Softmax
-    held: list[Tensor]
-    changes: tuple[int, int]
-    key: int
-    steps: tuple[_Step, ...] = ()
-    problem: str | None = None
 
 
 class Written:
@@ -104,7 +44,7 @@ class Written:
         self.softmaxes: list[Softmax] = []
         self._scores: Marks[bool] = Marks()
         self._compared: set[tuple[str, torch.Size]] = set()  # where scores were made, their shape
-        self._matrices: Marks[_Matrix] = Marks()
+        self._matrices: Marks[Matrix] = Marks()
 
     def clear(self) -> None:
         """Forgets everything that was seen."""
@@ -169,8 +109,8 @@ class Written:
         if seen.n_keys > 1:
             self.softmaxes.append(seen)
         if is_attention and logits is not result:  # and was not written over
-            changes = _version(logits), _version(result)
-            self._matrices.set(result, _Matrix(seen, [logits], changes, key))
+            changes = version(logits), version(result)
+            self._matrices.set(result, Matrix(seen, [logits], changes, key))
 
     def _other(self, scores: Tensor) -> None:
         """Takes note of scores that meet values, or are normalised, in a way not followed."""
@@ -195,13 +135,12 @@ class Written:
         if func in DROPOUTS:
             matrix = replace(matrix, problem=DROPS)  # in eval mode it gives its own input
         elif func in LAYOUTS and own:
-            moved = _moved(matrix, func, args[1:], kwargs, source)
-            if moved is None:
+            if (other := moved(matrix, func, args[1:], kwargs, source)) is None:
                 return
-            matrix = moved
-        elif not (func in CASTS and own) and not _same(source, result, matrix):
+            matrix = other
+        elif not (func in CASTS and own) and not same(source, result, matrix):
             return
-        changes = matrix.changes[0], _version(result)
+        changes = matrix.changes[0], version(result)
         self._matrices.set(result, replace(matrix, changes=changes))
 
     def _attention(self, product: Product, result: Tensor) -> RawCall | None:
@@ -221,79 +160,8 @@ class Written:
         return None
 
 
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
-
-
-def _moved(
-    matrix: _Matrix,
-    func: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    source: Tensor,
-) -> _Matrix | None:
-    """The matrix in another layout, None if its keys are no dimension of their own any more.
-
-    Where the keys went is asked of a tensor without memory, by the stride that is theirs.
-    """
-    probe = torch.empty(source.shape, device="meta")
-    n_keys, stride = source.shape[matrix.key], probe.stride(matrix.key)
-    try:
-        moved = func(probe, *args, **kwargs)
-    except (RuntimeError, TypeError, IndexError, ValueError):
-        return None
-    fits = [d for d, s in enumerate(moved.shape) if moved.stride(d) == stride and 1 < s <= n_keys]
-    if n_keys < 2 or not fits:
-        return None
-    key = fits[0]
-    step = _Step(func, args, kwargs)
-    if moved.shape[key] < n_keys:
-        first, rest = divmod(moved.storage_offset(), stride)
-        if rest or moved.numel() * n_keys != probe.numel() * moved.shape[key]:
-            return None
-        step = replace(step, dropped=(matrix.key, first))
-    elif func in _SLICES and moved.numel() != probe.numel():
-        return None  # some queries, heads or samples only
-    return replace(matrix, key=key, steps=(*matrix.steps, step))
-
-
-_SLICES = {Tensor.__getitem__, Tensor.narrow, torch.narrow}
-
-
-def _laid_out(matrix: _Matrix) -> tuple[Tensor, Tensor | None]:
-    """The logits in the layout of the matrix, and like them those of keys that were cut off."""
-    sinks: Tensor | None = None
-    (logits,) = matrix.held
-    for step in matrix.steps:
-        before, logits = logits, step.of(logits)
-        sinks = None if sinks is None else step.of(sinks)
-        if step.dropped is not None:
-            dim, first = step.dropped
-            kept = logits.numel() * before.shape[dim] // before.numel()
-            parts = before.split([first, kept, before.shape[dim] - first - kept], dim)
-            dropped = torch.cat([parts[0], parts[2]], dim)
-            own = dropped.to(torch.promote_types(logits.dtype, torch.float32))
-            own = own.logsumexp(dim, keepdim=True).expand(parts[1].shape)
-            sinks = own if sinks is None else torch.logaddexp(sinks, own)
-    return logits, sinks
-
-
-def _same(source: Tensor, result: Tensor, matrix: _Matrix) -> bool:
-    """Whether a result is the matrix it was made of, but for what it holds at hidden keys."""
-    if result.shape != source.shape or result.dtype != source.dtype:
-        return False
-    if torch.equal(source, result):
-        return True
-    logits, _ = _laid_out(matrix)
-    return bool(((source == result) | _is_hidden(logits)).all())
-
-
-def _is_hidden(logits: Tensor) -> Tensor:
-    return logits <= max(HIDDEN, torch.finfo(logits.dtype).min / 2)
-
-
 def _call(
-    matrix: _Matrix,
+    matrix: Matrix,
     weights: Tensor,
     own: str,
     value: Tensor,
@@ -325,10 +193,10 @@ def _call(
     if query is None or len(inner) > 1 or (inner and groups and heads[-1] not in groups):
         problem, query = MANY, query or alone[-1]
         heads = [c for c in out if c in own and c not in (batch, query)]
-    logits, sinks = _laid_out(matrix)
-    if matrix.changes[0] != _version(matrix.held[0]):
+    logits, sinks = laid_out(matrix)
+    if matrix.changes[0] != version(matrix.held[0]):
         problem = OVERWRITTEN
-    elif matrix.changes[1] != _version(weights) and not _still(weights, logits, sinks, matrix.key):
+    elif matrix.changes[1] != version(weights) and not still(weights, logits, sinks, matrix.key):
         return None
     per_key_head = [c for c in heads if _has(value, others, c, sizes[c])]
     n_batch, n_heads, n_queries = sizes[batch], prod(sizes[c] for c in heads), sizes[query]
@@ -358,7 +226,7 @@ def _call(
         value=value.to(output.dtype),
         output=output,
         scale=1.0,
-        mask=Mask(n_queries, n_keys, dense=_hiding(table), device=table.device),
+        mask=Mask(n_queries, n_keys, dense=hiding(table), device=table.device),
         sinks=sinks,
         is_matrix=True,
         problem=problem,
@@ -376,31 +244,6 @@ def _queries(alone: list[str], sizes: dict[str, int], key: str, is_matmul: bool)
     if len(alone) == 1 or is_matmul:
         return alone[-1]
     return square[-1] if square else None
-
-
-def _still(weights: Tensor, logits: Tensor, sinks: Tensor | None, key: int) -> bool:
-    """Whether a matrix that was written to is still the softmax of its logits."""
-    wide = torch.promote_types(logits.dtype, torch.float32)
-    total = logits.to(wide).logsumexp(key, keepdim=True)
-    if sinks is not None:
-        total = torch.logaddexp(total, sinks.narrow(key, 0, 1))
-    again = (logits.to(wide) - total).exp()
-    exact = 1e-5 if weights.dtype in (torch.float32, torch.float64) else 1e-2
-    close = (again - weights).abs() <= exact
-    return bool((close | _is_hidden(logits)).all())
-
-
-def _hiding(logits: Tensor) -> Tensor:
-    """Logits whose hidden keys are told from others also where -10,000 was added to hide them.
-
-    Logits have no hole between -4,000 and -8,000 unless a mask has torn it.
-    """
-    low = logits < 0.8 * OLD_STYLE
-    if torch.equal(low, _is_hidden(logits)):
-        return logits
-    if bool(((logits < 0.4 * OLD_STYLE) & ~low).any()):
-        return logits
-    return logits.masked_fill(low, -torch.inf)
 
 
 # what comes out of these is no score any more, whatever goes in
