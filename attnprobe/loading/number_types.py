@@ -56,7 +56,7 @@ def _outline(file: Path) -> Mapping[Any, Any]:
     if not zipfile.is_zipfile(file):  # an old one, which could only be read as a whole
         return {}
     try:
-        content = torch.load(file, map_location="meta", weights_only=True)
+        content = torch.load(file, map_location="meta", weights_only=True, mmap=True)
     except (pickle.UnpicklingError, OSError, RuntimeError, ValueError, KeyError, EOFError):
         return {}
     if not isinstance(content, Mapping):
