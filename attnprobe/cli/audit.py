@@ -162,6 +162,8 @@ def audit(options: Auditing) -> int:
     from attnprobe.audit.rulebook import build
 
     if options.list_rules:
+        if options.format != "table":
+            raise InputError("--list-rules is text: leave --format out")
         write_stdout(listing.text())
         return 0
     environment = settings.from_environment(os.environ)
@@ -178,7 +180,7 @@ def audit(options: Auditing) -> int:
     if interrupted:
         return INTERRUPTED
     report = _report(gathered, book, held)
-    outputs.write(report)
+    outputs.write(report, options.quiet)
     return 0 if config.output.exit_zero else gravest(*_codes(report))
 
 
@@ -341,7 +343,7 @@ class _Outputs:
         plots = plots_folder(config.output.plots, options.plot_format)
         return cls(format, files, plots, options.plot_format)
 
-    def write(self, report: Report) -> None:
+    def write(self, report: Report, quiet: bool) -> None:
         """Files first, so that they are there even when nobody reads stdout."""
         from attnprobe.audit import formats
 
@@ -350,7 +352,10 @@ class _Outputs:
         if self.plots is not None:
             from attnprobe.audit import trend_plot
 
-            trend_plot.plot(report.trends, self.plots, self.plot_format)
+            if report.trends:
+                trend_plot.plot(report.trends, self.plots, self.plot_format)
+            elif not quiet:
+                say("note", "no plot is drawn: a trend needs steps of one run in one folder")
         if self.format == "table":
             from attnprobe.audit.formats import table
 

@@ -103,6 +103,7 @@ def compare(options: Comparing) -> int:
         _check(path, suffixes)
     if not 0 < options.epsilon < 1:
         raise InputError(f"--epsilon is {options.epsilon}: it must lie between 0 and 1")
+    _check_several(options.checkpoints)
     from attnprobe.audit.runner import gather
 
     with gathering(options.quiet) as on_event:
@@ -126,6 +127,17 @@ def compare(options: Comparing) -> int:
     comparison = compared(results, allow_different=options.allow_different)
     _write(comparison, options, files, plot)
     return FAILED if failed else 0
+
+
+def _check_several(checkpoints: Sequence[str] | None) -> None:
+    """Whether there can be two things to compare, before one is measured in vain."""
+    from attnprobe.audit.targets import resolve
+
+    found = resolve(checkpoints or [])
+    if len(found) == 1 and not found[0].is_result and found[0].problem is None:
+        raise InputError(
+            f"{found[0].name} alone is nothing to compare: name another checkpoint or result, too"
+        )
 
 
 def _check(path: Path, suffixes: Sequence[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -210,7 +209,7 @@ def strip_note(page: Page, extreme: str = "highest") -> str:
 def legend(blocks: Sequence[RenderableType], meanings: Mapping[str, str]) -> str:
     """What the columns mean that are there."""
     titles = {title for block in blocks if isinstance(block, Table) for title in block.titles}
-    there = {re.sub("  +", " … ", t): text for t, text in meanings.items() if t in titles}
+    there = {"bars" if "  " in t else t: text for t, text in meanings.items() if t in titles}
     return "; ".join(f"{title}: {text}" for title, text in there.items())
 
 

@@ -140,6 +140,7 @@ def test_warnings_never_fail(run: Run, folder: Path) -> None:
         (["--output", "no/where.json"], "there is no folder no"),
         (["--format", "html"], "'html' is not one of"),
         (["--plots", "good.json"], "it is no folder"),
+        (["--list-rules", "--format", "json"], "--list-rules is text"),
         (["--epsilon", "2"], "--epsilon=2.0: should be less than 1"),
     ],
 )
@@ -149,6 +150,15 @@ def test_wrong_usage(run: Run, arguments: list[str], message: str) -> None:
     assert ran.out == ""
     assert message in ran.err
     assert len(ran.err.splitlines()) == 1
+
+
+def test_no_run_is_no_plot_and_said(run: Run, folder: Path) -> None:
+    ran = run("audit", "good.json", "--plots", "figures", "--rule", "f_attr<=1")
+    assert ran.err == (
+        "attnprobe: note: no plot is drawn: a trend needs steps of one run in one folder\n"
+    )
+    assert not (folder / "figures").exists()
+    assert run("audit", "good.json", "--plots", "figures", "--rule", "f_attr<=1", "-q").err == ""
 
 
 def test_a_wrong_rule_is_one_short_line(run: Run) -> None:

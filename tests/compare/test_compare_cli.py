@@ -14,6 +14,7 @@ import pytest
 import torch
 from made import made
 
+from attnprobe.audit import runner
 from attnprobe.cli import main
 from attnprobe.loading import places
 from attnprobe.models import GateConfig, ModelConfig, build, save_checkpoint
@@ -210,6 +211,22 @@ def test_wrong_usage(
     assert (code, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_one_checkpoint_is_not_measured_in_vain(
+    checkpoints: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(*_: object, **__: object) -> None:
+        raise AssertionError("it was measured")
+
+    monkeypatch.setattr(runner, "gather", measured)
+    for given in ((checkpoints / "gated.pt",), (checkpoints / "gated.pt",) * 2):
+        code, out, err = run(*given)
+        assert (code, out) == (2, "")
+        assert err == (
+            "attnprobe: error: gated alone is nothing to compare: name another checkpoint or "
+            "result, too\n"
+        )
 
 
 def test_a_reader_that_goes_away(saved: Path) -> None:
