@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -59,5 +60,7 @@ def init(options: Initial) -> int:
         raise InputError(f"{path} is there already: --force writes over it")
     check_writable(path)
     write_text(path, template.text(options.preset))
-    write_stdout(f"{path}: the rules of the preset {options.preset}\nNext: attnprobe audit")
+    is_found = path.absolute() == Path.cwd() / config.NAME
+    read = "" if is_found else f" --config {shlex.quote(str(path))}"
+    write_stdout(f"{path}: the rules of the preset {options.preset}\nNext: attnprobe audit{read}")
     return 0

@@ -301,6 +301,8 @@ def test_init(run: Run, folder: Path) -> None:
     assert run("audit", "bad.json").code == 1
     assert run("init", "--force").code == 0
     assert 'presets = ["health"]' in (folder / "attnprobe.toml").read_text()
+    assert run("init", "--force").out.endswith("Next: attnprobe audit\n")
+    assert run("init", "my rules.toml").out.endswith("attnprobe audit --config 'my rules.toml'\n")
     assert "did you mean 'gated'" in run("init", "x.toml", "--preset", "gatd").err
     assert run("init", "pyproject.toml").code == 2
 
