@@ -46,6 +46,10 @@ attnprobe VERB [CKPT…] [options]
 The gravest wins: of several checkpoints a bad one is reported, the others are measured all the
 same, and the exit code is 2. Files are written whole or not at all, and whether they can be written
 is found out before anything is measured.
+
+Of the processes of torchrun (`--tensor-parallel`, see
+[models.md](models.md#split-over-processes)) the first shows and writes. An error of one ends all of
+them, with one line and that code; torchrun itself then exits with 1.
 """
 
 
