@@ -63,7 +63,7 @@ class Recorder:
         self.on_call, self.on_block = on_call, on_block
         self.sites = Sites()
         self._trace = ModuleTrace(model, _unseen(self._on_exit))
-        self._tap = SdpaTap(self._on_attention, self._on_linear, self._owner)
+        self._tap = SdpaTap(self._on_attention, self._on_linear, self._owner, self._on_unread)
         self.unread: dict[str, str] = {}  # paths of softmaxes whose product was not seen
         self._interface = InterfaceTap(
             model, _unseen(self._on_attention), self._on_other, lambda mask: self._rules.known(mask)
@@ -212,6 +212,9 @@ class Recorder:
             is_named = "att" in type(modules.get(seen.path)).__name__.lower()
             if seen.of_scores or (is_square and (is_named or seen.is_other)):
                 self.unread.setdefault(seen.path, NO_SOFTMAX if seen.is_other else UNREAD)
+
+    def _on_unread(self, reason: str) -> None:
+        self.unread.setdefault(self._owner(), reason)
 
     def _on_other(self, reason: str) -> None:
         self.excluded[self._trace.running[-1].path if self._trace.running else ""] = reason

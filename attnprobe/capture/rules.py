@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attnprobe.capture.documents import Documents
 from attnprobe.capture.masks import Mask, as_rule, spelled_out
+from attnprobe.capture.matrix import hiding
 
 KEPT = 4  # masks that layers alternate between; a bias of every layer's own is not held for long
 
@@ -18,18 +19,25 @@ class Rules:
     """Knows the masks of a pass again."""
 
     def __init__(self) -> None:
-        self._known: dict[Hashable, Mask] = {}  # which keep their tensors, and so their addresses
+        # by what the model made, which is kept, and so its address
+        self._known: dict[Hashable, tuple[Mask, Mask]] = {}
         self._found: dict[Mask, tuple[Documents, Documents, Mask]] = {}
         self._last: dict[Hashable, Mask] = {}  # by sizes, what the layer before had
 
     def known(self, mask: Mask) -> Mask:
-        """The mask, or an earlier one of the very same parts, of which more may be known."""
+        """The mask with what it hides told, or an earlier one of the same parts.
+
+        Of an earlier one more may be known.
+        """
+        if self._is_known(mask):
+            return mask
         name = _name_of(mask)
-        mask = self._known.pop(name, mask)
-        self._known[name] = mask
+        made = self._known.pop(name, None) or (mask, _telling(mask))
+        self._known[name] = made
         while len(self._known) > KEPT:
-            self._found.pop(self._known.pop(next(iter(self._known))), None)
-        return mask
+            _, last = self._known.pop(next(iter(self._known)))
+            self._found.pop(last, None)
+        return made[1]
 
     def of(self, mask: Mask, queries: Documents, keys: Documents, *, is_own: bool) -> Mask:
         """A mask with its visibility as a rule where it is a known one, found once if shared.
@@ -43,11 +51,15 @@ class Rules:
             return mask
         if is_own:
             return self._like_last(mask, queries, keys)
-        mask = self.known(mask)
         found = self._found.get(mask)
         if found is None or not (_equal(found[0], queries) and _equal(found[1], keys)):
-            found = self._found[mask] = (queries, keys, as_rule(mask, queries, keys))
+            found = (queries, keys, as_rule(mask, queries, keys))
+            if self._is_known(mask):
+                self._found[mask] = found
         return found[2]
+
+    def _is_known(self, mask: Mask) -> bool:
+        return any(mask is own for _, own in self._known.values())
 
     def _like_last(self, mask: Mask, queries: Documents, keys: Documents) -> Mask:
         name = (queries.ids.shape, keys.ids.shape, queries is keys)
@@ -58,6 +70,14 @@ class Rules:
             if rule.dense is None or rule.adds_only:
                 self._last[name] = replace(rule, dense=None, adds_only=False)
         return rule
+
+
+def _telling(mask: Mask) -> Mask:
+    """A mask whose hidden keys are told from others also where -10,000 hides them."""
+    if mask.dense is None or not mask.dense.is_floating_point():
+        return mask
+    dense = hiding(mask.dense)
+    return mask if dense is mask.dense else replace(mask, dense=dense)
 
 
 def _equal(one: Documents, other: Documents) -> bool:

@@ -17,12 +17,17 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from attnprobe.capture.aten import as_function, fused
 from attnprobe.capture.flex import flex, is_flex
+from attnprobe.capture.layouts import SOFTMAXES
 from attnprobe.capture.linear import Weights, read_linear
 from attnprobe.capture.masks import Mask
 from attnprobe.capture.products import read_product
 from attnprobe.capture.raw import RawCall
 from attnprobe.capture.written import Softmax, Written
+
+ATTENTIONS = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
+TRANSFORMED = "it runs within a transform of torch.func (vmap, grad), whose calls are not seen"
 
 
 class SdpaTap(TorchFunctionMode):
@@ -32,6 +37,7 @@ class SdpaTap(TorchFunctionMode):
         on_call: gets every attention call.
         on_linear: gets input (…, d_in) and weight (d_out, d_in) of every linear map.
         place: the path of the module that runs.
+        on_unread: gets the reason why attention in that module was not read.
     """
 
     def __init__(
@@ -39,8 +45,10 @@ class SdpaTap(TorchFunctionMode):
         on_call: Callable[[RawCall], None],
         on_linear: Callable[[Tensor, Tensor], None],
         place: Callable[[], str] = str,
+        on_unread: Callable[[str], None] = lambda reason: None,
     ) -> None:
         super().__init__()
+        self.on_unread = on_unread
         self.on_call = on_call
         self.on_linear = on_linear
         self._weights = Weights()
@@ -65,11 +73,19 @@ class SdpaTap(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            if func in SOFTMAXES or func in ATTENTIONS or is_flex(func):
+                self.on_unread(TRANSFORMED)
+            return func(*args, **kwargs)
         if is_flex(func):
             result, call = flex(func, *args, **kwargs)
             self.on_call(call)
             return result
         result = func(*args, **kwargs)
+        if (given := fused(func, args, kwargs)) is not None:
+            self.on_call(read_sdpa(result[0], **given))
+            return result
+        func = as_function(func)
         if func is F.scaled_dot_product_attention:
             self.on_call(read_sdpa(result, *args, **kwargs))
         elif func is F.multi_head_attention_forward:

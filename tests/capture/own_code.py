@@ -85,6 +85,25 @@ def flash(m, q, k, v, seen):
     return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
 
 
+def minus_ten_thousand(m, q, k, v, seen):
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=(seen.float() - 1) * 1e4)
+
+
+def operator(m, q, k, v, seen):
+    return torch.ops.aten.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+
+
+def operator_of_kernel(m, q, k, v, seen):
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)[0]
+
+
+def operators(m, q, k, v, seen):
+    aten = torch.ops.aten
+    s = aten.bmm(q.flatten(0, 1), k.flatten(0, 1).mT).view(*q.shape[:3], -1)
+    p = aten._softmax.default(aten.masked_fill(s / q.shape[-1] ** 0.5, ~seen, -math.inf), -1, False)
+    return aten.matmul(p, v)
+
+
 def by_hand(m, q, k, v, seen):
     return m.dropout(F.softmax(scores(q, k).masked_fill(~seen, -math.inf), dim=-1)) @ v
 
@@ -379,6 +398,10 @@ class Kind:
 
 KINDS = {
     "nanoGPT": Kind(flash, engine="blocks"),
+    "-1e4 in a mask": Kind(minus_ten_thousand, engine="blocks"),
+    "an operator": Kind(operator, engine="blocks"),
+    "the operator of a kernel": Kind(operator_of_kernel, takes_padding=False, engine="blocks"),
+    "operators": Kind(operators),
     "nanoGPT by hand": Kind(by_hand),
     "window by hand": Kind(by_hand, mask="window"),
     "both ways by hand": Kind(by_hand, mask="full"),

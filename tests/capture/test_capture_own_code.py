@@ -302,9 +302,19 @@ def null_key(m, q, k, v, seen):
     return pad(s, (1, 0)).softmax(-1) @ pad(v, (0, 0, 1, 0))
 
 
+def mapped(m, q, k, v, seen):
+    return torch.func.vmap(lambda *x: own_code.by_hand(m, *x))(q, k, v, seen)
+
+
+def mapped_flash(m, q, k, v, seen):
+    return torch.func.vmap(lambda *x: own_code.flash(m, *x))(q, k, v, seen)
+
+
 @pytest.mark.parametrize(
     ("way", "reason"),
     [
+        (mapped, "torch.func"),
+        (mapped_flash, "torch.func"),
         (talking_heads, "multiplied with values"),
         (difference, "multiplied with values"),
         (masked_after, "multiplied with values"),
