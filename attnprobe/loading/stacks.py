@@ -1,7 +1,7 @@
 """How many layers and heads each stack of a model has, as its config says. Needs no torch.
 
-stacks({"encoder_layers": 2, "decoder_layers": 3, …})  # an encoder and a decoder
-stacks({"text_config": {…}, "vision_config": {…}})     # text and vision
+Configs count them in three ways: once for a model of one stack; once a side, as `encoder_layers`
+and `decoder_layers` do; or in a config inside the config for each part, as `vision_config` is.
 """
 
 from __future__ import annotations
