@@ -22,13 +22,16 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (4, 1, 1, 1)), "--", ":", "-.")
 GREY, FAINT, NOWHERE = "#555555", "#9A9A9A", "#E3E3E3"
 NUMBERED = 80  # cells up to which a heat map carries its numbers
+FLOOR = "floor (length and mask)"
 NAMED_LINES = 6  # lines that a legend can name; more are coloured by layer
 
 Lines = dict[int, tuple[np.ndarray, np.ndarray]]  # by layer: x, y
 
 
-def heat_map(ax: Axes, part: Part, column: str, top: float, colours: str) -> AxesImage:
-    """Layer × head, from 0 to `top`; what is missing is grey."""
+def heat_map(
+    ax: Axes, part: Part, column: str, top: float, colours: str, ticks: int = 12
+) -> AxesImage:
+    """Layer × head, from 0 to `top`, with so many ticks at most; what is missing is grey."""
     heads = part.heads(column)
     layers = [layer for layer in part.layers if layer in heads]
     numbers = sorted({number for layer in layers for number, _ in heads[layer]})
@@ -46,8 +49,8 @@ def heat_map(ax: Axes, part: Part, column: str, top: float, colours: str) -> Axe
                 ax.text(col, row, _share(value), ha="center", va="center", color=ink, fontsize=8)
     ax.set_xlabel("head")
     ax.set_ylabel("layer")
-    _whole_ticks(ax.xaxis, numbers)
-    _whole_ticks(ax.yaxis, layers)
+    _whole_ticks(ax.xaxis, numbers, ticks)
+    _whole_ticks(ax.yaxis, layers, ticks)
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
     return image
@@ -78,12 +81,13 @@ def by_layer(ax: Axes, own: Sequence[tuple[int, str, Part]], column: str, floor:
     for drawn, (n, (x, y)) in enumerate(floors.items()):
         if same and drawn:
             continue
-        label = None if drawn else "floor (length and mask)"
+        label = None if drawn else FLOOR
+        if len(x) == 1:  # a line of one point is none
+            x, y = x + np.array([-0.4, 0.4]), y.repeat(2)
         ax.plot(x, y, "--", color=GREY if same else colour(n), linewidth=1.2, label=label)
     ax.set_xlabel("layer")
     ax.set_ylim(0, 1.06 * ax.get_ylim()[1])
     _whole_limits(ax, sorted({layer for *_, part in own for layer in part.layers}))
-    plain_legend(ax)
 
 
 def positions(ax: Axes, part: Part) -> dict[int, Any]:
@@ -267,7 +271,7 @@ def _series(figures: dict[int, float | None]) -> tuple[np.ndarray, np.ndarray]:
     return x, np.array([np.nan if v is None else v for v in figures.values()], float)
 
 
-def _whole_ticks(axis: Any, numbers: Sequence[int], most: int = 12) -> None:
+def _whole_ticks(axis: Any, numbers: Sequence[int], most: int) -> None:
     """Ticks at cells, named by the layer or head that they hold."""
     step = next(
         s for s in (1, 2, 4, 5, 8, 10, 16, 20, 32, 50, 100, 10**9) if len(numbers) / s <= most

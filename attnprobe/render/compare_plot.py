@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import matplotlib
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
@@ -153,6 +154,8 @@ def _over_layers(ax: Axes, comparison: Comparison, rows: pd.DataFrame) -> None:
     if metric == "f_attr":
         floor = rows.groupby("layer")["bound"].mean()
         x, y = floor.index.to_numpy(float), floor.to_numpy(float)
+        if len(x) == 1:  # a line of one point is none
+            x, y = x + np.array([-0.4, 0.4]), y.repeat(2)
         ax.plot(x, y, "--", color=GREY, linewidth=1.1, label="floor of length and mask")
     values = rows["value"].dropna()
     if metric == "m_act" and 0 < WIDE * values.min() < values.max():

@@ -9,11 +9,13 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from attnprobe.render import axes
+from attnprobe.render.grid import clipped
 from attnprobe.render.parts import Key, part_keys, part_title
 from attnprobe.render.shares import Named, Owned, colour_bar, share_top, with_share
 
 MAPPED = 3  # checkpoints whose heads are drawn; the others have files of their own
 WIDTH, CHARACTERS = 7.6, 118  # inches, and characters of a note in a line of them
+LETTERS, NAME = 11, 28  # of a title in an inch, of a name in a legend
 UNIT = "F-Attr, share of attention"
 
 Draw = Callable[[Any], None]
@@ -44,6 +46,7 @@ def _single(named: Named, own: Owned) -> Figure:
     title, beside = _beside([own])
     panels = lower.subplots(1, 1 + len(beside), squeeze=False)[0]
     axes.by_layer(panels[0], own, "f_attr", "f_attr_uniform")
+    axes.plain_legend(panels[0])
     panels[0].set_ylabel(UNIT)
     axes.titled(panels[0], "Attention on the first token")
     for panel in beside.values():
@@ -56,14 +59,20 @@ def _several(named: Named, groups: dict[Key, Owned]) -> Figure:
     """A row for each stack and kind, heads beside layers, and one below for gates or positions."""
     title, below = _beside(list(groups.values()))
     heights = [2.2] * len(groups) + [2.5] * bool(below)
-    figure = Figure(figsize=(max(WIDTH, 2.5 * len(below)), sum(heights)), layout="constrained")
+    size = (max(WIDTH, 2.5 * len(below)), sum(heights) + 0.4)
+    figure = Figure(figsize=size, layout="constrained")
     rows: Any = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)
+    named_lines: dict[str, Any] = {}
     for row, (key, own) in zip(rows[:, 0], groups.items(), strict=False):
         row.suptitle(f"{part_title(key)}, F-Attr by head and by layer", fontsize=10)
         shown = own[:MAPPED]
         grid = row.subplots(1, len(shown) + 1, width_ratios=[1] * len(shown) + [1.3])
         _maps(row, grid[:-1], shown, share_top(named), "")
         axes.by_layer(grid[-1], own, "f_attr", "f_attr_uniform")
+        grid[-1].locator_params(axis="x", nbins=6)
+        handles, labels = grid[-1].get_legend_handles_labels()
+        named_lines |= {n: h for n, h in zip(labels, handles, strict=True) if n not in named_lines}
+    _shared_legend(figure, named_lines)
     if below:
         row, keys = rows[-1, 0], list(groups)
         row.suptitle(title, fontsize=10)
@@ -73,6 +82,21 @@ def _several(named: Named, groups: dict[Key, Owned]) -> Figure:
             axes.titled(ax, part_title(keys[place]))
             ax.set_ylabel(ax.get_ylabel() if ax is grid[0] else "")
     return figure
+
+
+def _shared_legend(figure: Figure, lines: dict[str, Any]) -> None:
+    """What the lines of all rows are, above them; the floor, which is anybody's, at the end."""
+    names = sorted(lines, key=lambda name: name == axes.FLOOR)
+    columns = max(1, min(4, 90 // max(map(len, names))))
+    legend = figure.legend(
+        [lines[name] for name in names],
+        names,
+        loc="outside upper center",
+        ncols=columns,
+        frameon=False,
+    )
+    for text in legend.get_texts():
+        text.set_parse_math(False)
 
 
 def _beside(groups: Sequence[Owned]) -> tuple[str, dict[int, Draw]]:
@@ -88,9 +112,10 @@ def _beside(groups: Sequence[Owned]) -> tuple[str, dict[int, Draw]]:
 
 
 def _maps(figure: Any, grid: Sequence[Any], own: Owned, top: float, unit: str) -> None:
+    room = WIDTH / (len(own) + (0.4 if unit else 1.6))  # inches of a map, one more is for lines
     for ax, (_, label, part) in zip(grid, own, strict=True):
-        image = axes.heat_map(ax, part, "f_attr", top, "viridis")
-        axes.titled(ax, label)
+        image = axes.heat_map(ax, part, "f_attr", top, "viridis", 12 if unit else 6)
+        axes.titled(ax, clipped(label, int(LETTERS * room)))
     colour_bar(figure, image, list(grid), unit, [part for *_, part in own])
 
 
@@ -106,7 +131,7 @@ def _gate_panel(own: Owned) -> Draw | None:
 
     def panel(ax: Any) -> None:
         for n, label, row in gates:
-            axes.gate_histogram(ax, row, n, label)
+            axes.gate_histogram(ax, row, n, clipped(label, NAME))
         axes.gate_axis(ax, [row for *_, row in gates])
         ax.set_ylim(bottom=0)
         ax.set_xlabel("value of the gate")
@@ -123,7 +148,8 @@ def _alpha_panel(own: Owned) -> Draw | None:
 
     def panel(ax: Any) -> None:
         for n, label, x, y in lines:
-            ax.plot(x, y, color=axes.colour(n), linestyle=axes.dashes(n), label=label)
+            style = {"color": axes.colour(n), "linestyle": axes.dashes(n)}
+            ax.plot(x, y, **style, label=clipped(label, NAME))
         axes.label_positions(ax)
         axes.plain_legend(ax)
 

@@ -291,6 +291,7 @@ def _by_layer(named: Named) -> Iterator[Drawing]:
     grid = figure.subplots(1, len(groups), squeeze=False, sharey=True)[0]
     for ax, (key, own) in zip(grid, groups.items(), strict=True):
         axes.by_layer(ax, own, "f_attr", "f_attr_uniform")
+        axes.plain_legend(ax)
         ax.set_ylabel("F-Attr, share of attention")
         if len(groups) > 1:
             axes.titled(ax, part_title(key))

@@ -90,6 +90,19 @@ def test_what_is_left_out_is_said(scanned: dict[str, Result], handmade: Make) ->
     assert note(drawn(both)) == "No F-Attr was measured of decoder cross-attention."
 
 
+def test_the_floor_of_one_layer_is_a_line(handmade: Make) -> None:
+    (panel,) = lines_of(drawn(handmade(layers=1)))
+    floor = panel[axes.FLOOR]
+    assert len(set(floor.get_xdata())) == 2
+    assert set(floor.get_ydata()) == {0.0741}
+
+
+def test_one_legend_names_all_checkpoints_of_several_stacks(scanned: dict[str, Result]) -> None:
+    figure = drawn(scanned["ungated"], scanned["both"])
+    (legend,) = figure.legends
+    assert [t.get_text() for t in legend.get_texts()] == ["ungated", "both", axes.FLOOR]
+
+
 def test_without_f_attr_there_is_no_overview(handmade: Make) -> None:
     silent = handmade()
     silent.heads["f_attr"] = np.nan
