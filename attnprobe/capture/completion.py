@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import nn
+
 from attnprobe.capture.call import AttentionCall, Gate, Projection, Site
 from attnprobe.capture.documents import Documents
 from attnprobe.capture.folding import ordered
@@ -12,11 +14,13 @@ from attnprobe.capture.raw import RawCall
 from attnprobe.capture.rules import Rules
 from attnprobe.capture.sites import Sites
 from attnprobe.capture.streams import Streams
+from attnprobe.capture.trace import frees_weights
 
 UNTOLD = "its rows are not those of the tokens, whose padding and documents cannot be told in it"
 NO_CONSUMER = "no linear map was found that reads the attention output"
 TWO_CONSUMERS = "several linear maps read the attention output: which is W_O cannot be told"
 REORDERED = "the module merges its heads in an order of its own, which no head's part is read from"
+FREED = "the weights of W_O were freed before they could be read"
 CHANGED = "a tensor was changed in place after the attention call"
 
 
@@ -24,11 +28,13 @@ class Completion:
     """Completes the calls of one model.
 
     Args:
+        model: whose calls they are.
         sites: where it is noted which of them were ever seen to look ahead.
     """
 
-    def __init__(self, sites: Sites) -> None:
+    def __init__(self, model: nn.Module, sites: Sites) -> None:
         self._sites = sites
+        self._are_freed = any(map(frees_weights, model.modules()))
         self._projections: dict[Site, Projection] = {}
         self._gates = GateReader()
         self.start(Streams({}), Rules())
@@ -106,8 +112,16 @@ class Completion:
             reasons["projection"] = NO_CONSUMER
             return None
         known = self._projections.get(pending.site)
-        if known is None or known.weight.data_ptr() != pending.weight.data_ptr():
-            known = Projection(pending.weight.detach(), raw.query.shape[1])
+        is_same = self._are_freed or (
+            known is not None and known.weight.data_ptr() == pending.weight.data_ptr()
+        )
+        if known is None or not is_same:
+            weight = pending.weight.detach()
+            if not weight.untyped_storage().size():
+                reasons["projection"] = FREED
+                pending.consumed = None
+                return None
+            known = Projection(weight.clone() if self._are_freed else weight, raw.query.shape[1])
             self._projections[pending.site] = known
         return known
 

@@ -70,7 +70,7 @@ class Recorder:
         )
         self._kernels = KernelTap(model, self._on_attention)
         self.excluded: dict[str, str] = {}  # paths of attention over other things than tokens
-        self._completion = Completion(self.sites)
+        self._completion = Completion(model, self.sites)
         self._start({})
 
     @property

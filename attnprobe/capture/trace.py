@@ -13,6 +13,8 @@ from torch.utils.hooks import RemovableHandle
 
 from attnprobe.capture.around import Ran
 
+SHARDED = ("FSDPModule", "FullyShardedDataParallel")
+
 
 @dataclass(frozen=True, eq=False)
 class Frame:
@@ -48,6 +50,14 @@ def within(path: str, scope: str) -> bool:
     return scope in ("", path) or path.startswith(scope + ".")
 
 
+def frees_weights(module: nn.Module) -> bool:
+    """Whether a module's weights are whole only while it runs, and their memory freed behind it.
+
+    So does FSDP, in a hook of its own: whoever wants to see them has to come before.
+    """
+    return any(kind.__name__ in SHARDED for kind in type(module).__mro__)
+
+
 class ModuleTrace:
     """Keeps the stack of running modules while it is entered.
 
@@ -81,7 +91,10 @@ class ModuleTrace:
             self._handles.append(
                 module.register_forward_pre_hook(self._enter(path), with_kwargs=True)
             )
-            self._handles.append(module.register_forward_hook(self._leave, always_call=True))
+            handle = module.register_forward_hook(
+                self._leave, always_call=True, prepend=frees_weights(module)
+            )
+            self._handles.append(handle)
         return self
 
     def __exit__(

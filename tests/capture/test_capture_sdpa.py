@@ -1222,3 +1222,26 @@ def test_heads_merged_interleaved_give_no_ranks_of_heads() -> None:
     assert result.heads.erank.isna().all()
     assert result.heads.value_drain.isna().all()
     assert result.not_measured.reason.str.contains("order of its own").any()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_weights_that_are_freed_behind_their_module_are_read_before(version: int) -> None:
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    if version == 2 and not hasattr(fsdp, "fully_shard"):
+        pytest.skip("before torch 2.6")
+    dist = torch.distributed
+    plain, model = Gpt(), Gpt()
+    expected = scan(plain, text())
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        if version == 1:
+            model = fsdp.FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+        else:
+            mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
+            for part in (*(block.attn for block in model.blocks), model):
+                fsdp.fully_shard(part, mesh=mesh)
+        result = scan(model, text(), batch_size=2)
+    finally:
+        dist.destroy_process_group()
+    for column in ("f_attr", "entropy", "value_drain", "erank"):
+        assert_close(result.heads[column], expected.heads[column], column)
