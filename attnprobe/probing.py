@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from attnprobe.capture.shards import Shards
 from attnprobe.errors import AttnprobeError, InputError, is_out_of_memory
 from attnprobe.fitting import misfit
 from attnprobe.forward import ForwardInputs, batch_size_for, device_of
@@ -40,9 +41,9 @@ def probe(subject: Subject, inputs: Inputs, **options: Any) -> Result:
     except (AttnprobeError, OSError):
         raise
     except Exception as error:
-        if is_out_of_memory(error) or not (
-            told := misfit(subject, inputs, options.get("batch_size"))
-        ):
+        if is_out_of_memory(error) or Shards.of(subject.model) is not None:
+            raise  # other processes would not run a model that is split once more
+        if not (told := misfit(subject, inputs, options.get("batch_size"))):
             raise
         raise InputError(told) from error
     result.checkpoint = subject.about

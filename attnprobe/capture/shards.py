@@ -128,7 +128,7 @@ class Shards:
     def _kind(self, call: AttentionCall) -> str:
         """WHOLE, PART, or why it cannot be told which."""
         if not self._tells:
-            return UNKNOWN  # transformers before 5.20 cuts parameters that do not know it
+            return UNKNOWN  # an older library cuts parameters that do not know of it
         scope = self.model.get_submodule(call.site.path.partition("#")[0].rpartition(".")[0])
         if not any(map(_is_split, scope.parameters())):
             return WHOLE  # nothing around it is split

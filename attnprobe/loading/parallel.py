@@ -77,9 +77,14 @@ def _kind() -> str:
 
 
 def _plan() -> Any:
-    from transformers.distributed import DistributedConfig
+    try:
+        from transformers.distributed import DistributedConfig
 
-    return DistributedConfig(tp_plan="auto")
+        return DistributedConfig(tp_plan="auto")
+    except (ImportError, TypeError):  # once it was about experts alone
+        raise CheckpointError(
+            f"{OPTION} needs a newer transformers: pip install -U transformers"
+        ) from None
 
 
 def _configs(config: Any) -> Iterator[Any]:
