@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from attnprobe.capture.around import Ran, feeds_forward
 from attnprobe.capture.call import AttentionCall, Gate, Site
-from attnprobe.capture.completion import Completion
+from attnprobe.capture.completion import UNTOLD, Completion
 from attnprobe.capture.documents import Documents
 from attnprobe.capture.folding import unfolded
 from attnprobe.capture.gates import fits
@@ -139,6 +139,10 @@ class Recorder:
         path = f"{frame.path}#{count}" if count else frame.path
         is_cross = bool(getattr(frame.module, "is_cross_attention", False))
         is_beside = self._called.get(frame.path) is frame
+        if not is_beside and self.sites.goes_on(path, raw.mask):
+            mask = replace(raw.mask, causal=True, offset=raw.mask.n_keys - 1)
+            untold = None if self._streams.are_whole else UNTOLD
+            raw = replace(raw, mask=mask, problem=raw.problem or untold)
         self._called[frame.path] = frame
         frame.calls.append(tuple(raw.query.shape[:3]))
         site = self.sites.name(

@@ -83,6 +83,16 @@ class Sites:
             self._move(site, _stack_by_mask(is_decoder, site.kind))
         return None
 
+    def goes_on(self, path: str, mask: Mask) -> bool:
+        """Whether a module that attended causally to its own tokens has one more of them.
+
+        It then sees the keys of a cache, which no mask need tell.
+        """
+        first = self._known.get(_module(path))
+        is_own = first is not None and first.kind == "self" and first.causal
+        is_one = mask.n_queries == 1 < mask.n_keys and not mask.causal
+        return is_own and is_one and path != _module(path)
+
     def _move(self, site: Site, base: str) -> None:
         """Puts a site in another stack, with its number where that is free."""
         if site.base == base:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from attnprobe import NothingMeasuredError, scan
 from attnprobe.capture import AttentionCall, Documents, Recorder, rules
 from attnprobe.engine import measure
 from attnprobe.engine.coverage import cover
@@ -156,3 +157,61 @@ def test_figures_under_a_shared_bias() -> None:
             np.testing.assert_allclose(ours[valid], theirs[valid], atol=1e-5)
         np.testing.assert_allclose(stats.mass, (weights * valid[..., None]).sum(-2), atol=1e-5)
         assert torch.equal(stats.visible[:, 0], (torch.arange(LENGTH) + 1) * mask.long())
+
+
+class Caching(Attention):
+    """Over the keys of the calls before too, without a mask where one token comes alone."""
+
+    def forward(self, x: Tensor, kept: list[Tensor], seen: Tensor | None) -> Tensor:
+        q, k, v = self.heads(x)
+        if kept:
+            k, v = torch.cat([kept[0], k], 2), torch.cat([kept[1], v], 2)
+        kept[:] = [k, v]
+        y = F.scaled_dot_product_attention(q, k, v, seen, is_causal=seen is None and x.shape[1] > 1)
+        return self.out(y.transpose(1, 2).flatten(2))
+
+
+class Decoding(nn.Module):
+    """A prompt at once, and then token by token."""
+
+    def __init__(self, prompt: int) -> None:
+        super().__init__()
+        self.embedding, self.layers = nn.Embedding(VOCABULARY, WIDTH), nn.ModuleList([Caching()])
+        self.prompt = prompt
+
+    def forward(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        kept, made = list[Tensor](), []
+        for start in (0, *range(self.prompt, tokens.shape[1])):
+            stop = start + 1 if start else self.prompt
+            seen = None
+            if attention_mask is not None:
+                seen = torch.ones(stop, stop).tril().bool()[start:]
+                seen = seen & attention_mask[:, None, None, :stop].bool()
+            made.append(self.layers[0](self.embedding(tokens[:, start:stop]), kept, seen))
+        return torch.cat(made, 1)
+
+
+def test_tokens_behind_a_cache_of_the_models_own_attend_to_themselves() -> None:
+    tokens = torch.randint(0, VOCABULARY, (2, 6))
+    model = Decoding(4).eval()
+    layer, x = model.layers[0], model.embedding(tokens)
+    q, k, _ = (part.double() for part in layer.heads(x))
+    logits = q @ k.mT / q.shape[-1] ** 0.5
+    weights = logits.masked_fill(~torch.ones(6, 6).tril().bool(), -torch.inf).softmax(-1)
+    result = scan(model, tokens, metrics=["sink", "entropy"])
+    assert set(zip(result.layers["stack"], result.layers["kind"], strict=True)) == {
+        ("decoder", "self")
+    }
+    rows = (slice(0, 4), slice(4, 5), slice(5, 6))
+    for site, own in zip(result.layers.site, rows, strict=True):
+        expected = weights[..., own, 0].mean((0, 2))
+        heads = result.heads[result.heads.site == site]
+        np.testing.assert_allclose(heads.f_attr.to_numpy(float), expected.detach(), atol=1e-5)
+
+
+def test_a_padded_prompt_behind_a_cache_of_the_models_own_is_not_told() -> None:
+    mask = torch.ones(2, 6)
+    mask[1, :2] = 0
+    tokens = torch.randint(0, VOCABULARY, (2, 6))
+    with pytest.raises(NothingMeasuredError, match="padding and documents cannot be told"):
+        scan(Decoding(4).eval(), tokens, metrics=["sink"], attention_mask=mask)
