@@ -50,11 +50,12 @@ def is_silent() -> bool:
 def may_say(kind: str) -> bool:
     """Whether it is for this process to say something.
 
-    Notes are for the first. An error is for the one that meets it first, for the others may get no
-    further; they wait to be ended, and speak if they are not.
+    Notes are for the first, as is an interrupt, which reaches all. An error is for the one that
+    meets it first, for the others may get no further; they wait to be ended, and speak if they are
+    not.
     """
     global _has_spoken
-    if _has_spoken is None or kind not in ("error", "interrupted"):
+    if _has_spoken is None or kind != "error":
         return not is_silent()
     if not _has_spoken and not _is_first_to_speak():
         time.sleep(GRACE)
