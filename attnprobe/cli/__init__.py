@@ -112,8 +112,7 @@ def _run(arguments: list[str]) -> int:
             return 0
         raise
     except Exception as error:
-        commands: Any = getattr(typer.main.get_command(app), "commands", {})
-        say("error", in_words(error, arguments, commands) or fault(error))
+        say("error", in_words(error, arguments, typer.main.get_command(app)) or fault(error))
         return FAILED
 
 

@@ -17,14 +17,15 @@ _PLAIN = {
 }
 
 
-def in_words(error: Exception, arguments: Sequence[str], commands: Mapping[str, Any]) -> str | None:
+def in_words(error: Exception, arguments: Sequence[str], group: Any) -> str | None:
     """One line on a wrong command line, None if the error is another.
 
     Args:
         error: what parsing or a verb raised.
         arguments: the command line.
-        commands: the verbs by name.
+        group: all of the command line, the verbs among it.
     """
+    commands = group.commands
     described = getattr(error, "format_message", None)
     if described is None:
         return None
@@ -32,7 +33,7 @@ def in_words(error: Exception, arguments: Sequence[str], commands: Mapping[str, 
     name = f"attnprobe {verb}".rstrip()
     option = getattr(error, "option_name", None)
     if option is not None and hasattr(error, "possibilities"):
-        return f"{name} has no option {option}{_meant(option, verb, commands)}"
+        return f"{name} has no option {option}{_meant(option, verb, group)}"
     message = str(described()).strip().rstrip(".")
     params = getattr(error, "param", None)
     if params is not None and message.startswith("Invalid value for "):
@@ -42,12 +43,17 @@ def in_words(error: Exception, arguments: Sequence[str], commands: Mapping[str, 
     return f"{message} (see {name} --help)"
 
 
-def _meant(option: str, verb: str, commands: Mapping[str, Any]) -> str:
+def _meant(option: str, verb: str, group: Any) -> str:
     """ "; did you mean --length?", or which verbs have the option."""
-    own = _options(commands.get(verb))
+    commands: Mapping[str, Any] = group.commands
+    own = _options(commands.get(verb, group))
+    if option in _options(group):
+        return f"; did you mean attnprobe {option}?"
     if near := difflib.get_close_matches(option, own, n=1, cutoff=0.85):
         return f"; did you mean {near[0]}?"
     having = [other for other, command in commands.items() if option in _options(command)]
+    if having and not verb:
+        return f": options follow the verb, as in attnprobe {having[0]} {option}"
     if having:
         listed = ", ".join(having[:-1]) + f" and {having[-1]}" if having[1:] else having[0]
         return f", which {listed} {'have' if having[1:] else 'has'} (see attnprobe {verb} --help)"
@@ -57,6 +63,5 @@ def _meant(option: str, verb: str, commands: Mapping[str, Any]) -> str:
 
 def _options(command: Any) -> list[str]:
     """All that a verb takes, without its arguments."""
-    params = [] if command is None else command.params
-    given = [o for param in params for o in (*param.opts, *param.secondary_opts)]
+    given = [o for param in command.params for o in (*param.opts, *param.secondary_opts)]
     return [option for option in given if option.startswith("-")]

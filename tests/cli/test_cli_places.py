@@ -92,6 +92,7 @@ def test_what_is_not_there_is_said_before_its_revision(run: Run, tmp_path: Path)
 def test_a_device_map_of_our_own_checkpoints_is_refused(
     verb: str, checkpoints: Folder, run: Run
 ) -> None:
-    ran = run(verb, checkpoints / "gated.pt", "--device-map", "auto", "-q", "--format", "json")
+    named = [checkpoints / "gated.pt", checkpoints / "ungated.pt"]
+    ran = run(verb, *named, "--device-map", "auto", "-q", "--format", "json")
     assert ran.code == 2
     assert any("--device-map spreads models of transformers" in line for line in ran.error_lines)
