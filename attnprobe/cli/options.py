@@ -330,7 +330,8 @@ def collected(
         @wraps(verb)
         def command(ctx: typer.Context, **values: Any) -> None:
             if wants_given:
-                values["given"] = frozenset(n for n in values if _typed(ctx, n))
+                there = [name for name, value in values.items() if value not in (None, (), [])]
+                values["given"] = frozenset(name for name in there if _typed(ctx, name))
             with reporting(verbose=values["verbose"]):
                 code = verb(into(**values)) or 0
             raise typer.Exit(code)

@@ -35,6 +35,11 @@ def in_words(error: Exception, arguments: Sequence[str], group: Any) -> str | No
     if option is not None and hasattr(error, "possibilities"):
         return f"{name} has no option {option}{_meant(option, verb, group)}"
     message = str(described()).strip().rstrip(".")
+    if message.startswith("No such command"):
+        word = next((word for word in arguments if not word.startswith("-")), "")
+        near = difflib.get_close_matches(word, commands, n=1)
+        meant = f"; did you mean {near[0]}?" if near else f": choose from {', '.join(commands)}"
+        return f"there is no verb {word!r}{meant}"
     params = getattr(error, "param", None)
     if params is not None and message.startswith("Invalid value for "):
         message = f"{', '.join(params.opts)}: {getattr(error, 'message', message)}".rstrip(".")

@@ -291,7 +291,7 @@ def unknown_option(tmp: Path, ready: Folder) -> list[object]:
     return ["sink", "--nonsense"]
 
 
-@case("see attnprobe --help")
+@case("there is no verb")
 def unknown_verb(tmp: Path, ready: Folder) -> list[object]:
     return ["snk"]
 
