@@ -88,8 +88,9 @@ class Narrowed(TorchFunctionMode):
         if weight is not self.weight or input.shape[:-1] != self.tokens.shape:
             return func(input, weight, bias)
         self.hidden, self.bias = input, bias
-        self.last = func(input[:, -1:], weight, bias)
-        return self.last
+        result = func(input[:, -1:], weight, bias)
+        self.last = result.clone()  # the model may write over its own
+        return result
 
     @property
     def was_met(self) -> bool:
@@ -162,6 +163,8 @@ def can_be_narrowed(model: nn.Module) -> bool:
     head, known = unembedding(model), inspect.signature(model.forward).parameters
     if type(head) not in (nn.Linear, nn.Embedding) or "forward" in vars(head):
         return False  # an adapter's, quantised, or moved to and fro by accelerate
+    if any(module is not None and module._forward_hooks for module in (head, model)):
+        return False  # a hook may count on all tokens
     return any(name in known for name in LAST_LOGITS)
 
 

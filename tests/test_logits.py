@@ -174,12 +174,49 @@ def test_a_map_that_is_not_the_models_own_is_left_alone(
     assert parts == []
 
 
-def test_a_hook_on_the_map_is_felt(padded: tuple[Tensor, Tensor]) -> None:
+def patched(module: nn.Module, args: Any, output: Any) -> Any:
+    """Changes what is said of one token, as a study of causes does."""
+    logits = getattr(output, "logits", output)
+    logits[:, 10] = logits[:, 10].sin()
+    return output
+
+
+HOOKS = {"all tokens": lambda module, args, output: output.sin() * 4, "one token": patched}
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_hook_on_the_map_is_felt(hook: str, padded: tuple[Tensor, Tensor]) -> None:
     torch.manual_seed(0)
     model = loud(transformers.AutoModelForCausalLM.from_config(FAMILIES["plain"]).eval())
-    model.lm_head.register_forward_hook(lambda module, args, output: output.sin() * 4)
+    model.lm_head.register_forward_hook(HOOKS[hook])
     tokens, mask = padded
     mask[1] = 1
+    assert measured(model, tokens, mask) == pytest.approx(own_nll(model, tokens, mask), rel=1e-6)
+
+
+def test_a_hook_on_the_model_is_felt(padded: tuple[Tensor, Tensor]) -> None:
+    torch.manual_seed(0)
+    model = loud(transformers.AutoModelForCausalLM.from_config(FAMILIES["plain"]).eval())
+    model.register_forward_hook(patched)
+    tokens, mask = padded
+    mask[1] = 1
+    assert measured(model, tokens, mask) == pytest.approx(own_nll(model, tokens, mask), rel=1e-6)
+
+
+class Overwriting(transformers.LlamaForCausalLM):
+    """Hides some of the vocabulary in its logits where they lie, as Chameleon its images."""
+
+    def forward(self, *args: Any, logits_to_keep: int = 0, **kwargs: Any) -> Any:
+        output = super().forward(*args, logits_to_keep=logits_to_keep, **kwargs)
+        output.logits[:, :, 3::2] = torch.finfo(output.logits.dtype).min
+        return output
+
+
+def test_logits_that_the_model_writes_over_are_its_own(padded: tuple[Tensor, Tensor]) -> None:
+    torch.manual_seed(0)
+    model = loud(Overwriting(FAMILIES["plain"]).eval())
+    tokens, mask = padded
+    tokens, mask[1] = tokens - tokens % 2, 1
     assert measured(model, tokens, mask) == pytest.approx(own_nll(model, tokens, mask), rel=1e-6)
 
 
