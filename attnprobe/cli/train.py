@@ -148,6 +148,7 @@ class Training(Common):
         bool,
         _option("--resume", RUN, "Go on from OUT, with its options where none are given."),
     ] = False
+    force: Annotated[bool, _option("--force", RUN, "Anew, even over a checkpoint.")] = False
     device: Annotated[
         str, _option("--device", RUN, "auto, cpu, cuda, cuda:1 or mps.", metavar="DEVICE")
     ] = "auto"
@@ -170,6 +171,10 @@ def train(options: Training) -> int:
     """
     if options.out.suffix == ".safetensors":
         raise InputError(f"{options.out}: checkpoints are written as .pt, name it so")
+    if options.out.exists() and not (options.resume or options.force):
+        raise InputError(
+            f"{options.out} is there already: --resume goes on with it, --force trains it anew"
+        )
     check_writable(options.out)
     with _bar(options.quiet) as bar:
         from attnprobe.train import train as run

@@ -90,7 +90,22 @@ def test_interrupted_it_says_how_to_go_on(
     assert f"after 3 steps; attnprobe train {out} --resume goes on" in ran.err
 
 
-@pytest.mark.parametrize("resume", [[], ["--resume"]])
+def test_a_checkpoint_that_is_there_is_not_lost(tmp_path: Path, run: Run) -> None:
+    out = tmp_path / "mine.pt"
+    assert run("train", out, *TINY).code == 0
+    before = out.read_bytes()
+    ran = run("train", out, *TINY, "--seed", "1")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.error_lines == [
+        f"attnprobe: error: {out} is there already: "
+        "--resume goes on with it, --force trains it anew"
+    ]
+    assert out.read_bytes() == before
+    assert run("train", out, *TINY, "--seed", "1", "--force").code == 0
+    assert out.read_bytes() != before
+
+
+@pytest.mark.parametrize("resume", [["--force"], ["--resume"]])
 def test_interrupted_before_the_first_step(
     resume: list[str], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
