@@ -30,7 +30,7 @@ TWINS = {
 
 def make(path: Path, options: str) -> None:
     """Trains one checkpoint and drops the optimiser's state from it."""
-    command = f"attnprobe train {path} {RECIPE} {options}"
+    command = f"attnprobe train {path} {RECIPE} {options} --force"
     print(command, flush=True)
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # sums do not depend on the core count
     subprocess.run([sys.executable, "-m", *command.split()], check=True, env=one_thread)
