@@ -93,7 +93,7 @@ class Completion:
         may_be_heads = pending.was_folded and len(raw.query) > 1
         if pending.consumed is None and not pending.read_twice and may_be_heads:
             return UNTOLD
-        if streams.are_other_rows(raw):
+        if streams.are_other_rows(raw) or streams.are_pieces(site, raw):
             return UNTOLD
         if queries is keys and streams.do_not_tell(site, queries):
             return UNTOLD

@@ -17,7 +17,10 @@ from attnprobe.capture.raw import RawCall
 from attnprobe.capture.segments import arrangements, follows, joined
 from attnprobe.capture.trace import Frame
 
-IN_PIECES = "its calls are of samples or of heads one by one, and which of the two cannot be told"
+IN_PIECES = (
+    "its calls are of samples or of heads one by one, and which of the two cannot be told in a "
+    "batch of as many samples as heads: try another batch size"
+)
 CLOSE = {torch.float64: 1e-8, torch.float32: 1e-4}
 HALF = 2e-2
 
@@ -43,6 +46,7 @@ class Pending:
     gates: list[Gate] = field(default_factory=list)
     read_twice: bool = False
     pieces: list[RawCall] = field(default_factory=list)  # as they came, until they are joined
+    texts: set[tuple[int, ...]] = field(default_factory=set)  # (B, T) of texts that it may be over
     samples: int | None = None  # B, where the pieces are as long as a text
 
     def __post_init__(self) -> None:
@@ -120,6 +124,9 @@ class Pending:
             self.raw = told[0]
         elif not told and all(starmap(follows, pairwise(self.pieces))):
             self.raw = joined(self.pieces)
+            rows, _, length, _ = self.raw.query.shape
+            if (rows, length) in self.texts:  # windows, and no documents
+                self.raw = replace(self.raw, documents=None)
         else:
             self.raw = replace(self.pieces[0], problem=IN_PIECES)
         self.was_folded = False

@@ -181,8 +181,9 @@ class Recorder:
             return False
         length = raw.query.shape[2]
         if last.samples is None and not (stack_of(frame.path) or "").startswith(NO_TEXT):
-            texts = (own.ids.shape for own in self._streams.by_stack.values())
+            texts = {(*own.ids.shape,) for own in self._streams.by_stack.values()}
             last.samples = next((batch for batch, own in texts if own == length), None)
+            last.texts = set() if self._streams.reads_more else texts
         if not (is_next if last.samples else follows)(last.pieces[-1], raw):
             return False
         last.pieces.append(raw)

@@ -98,6 +98,14 @@ class Streams:
             return heads == text.ids.shape[1] == raw.key.shape[1] and not own & self.lengths
         return rows not in (1, len(text.ids)) and raw.query.shape[2] == text.ids.shape[1]
 
+    def are_pieces(self, site: Site, raw: RawCall) -> bool:
+        """Whether rows are windows of the text, whose first tokens are none of a document."""
+        text, (rows, _, length) = self.by_stack.get(""), raw.query.shape[:3]
+        if text is None or raw.documents is not None or self.reads_more:
+            return False
+        is_text = not site.stack.startswith(NO_TEXT)
+        return is_text and rows not in (1, len(text.ids)) and length not in self.lengths
+
     def beside_others(self, raw: RawCall) -> RawCall:
         """A call whose queries see their own tokens and more: the further keys are of no document.
 

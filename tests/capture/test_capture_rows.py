@@ -57,6 +57,18 @@ class Model(nn.Module):
                     for b in range(batch)
                 ]
             )
+        elif self.style.startswith("windows"):
+            at = torch.arange(length) // 5
+            if self.style == "windows by mask":
+                mask = mask & (at[:, None] == at)
+                y = F.scaled_dot_product_attention(q, k, v, mask)
+            elif self.style == "windows in turn":
+                rows = zip(*(x.split(5, 2) for x in (q, k, v)), strict=True)
+                y = torch.cat([F.scaled_dot_product_attention(*x, is_causal=True) for x in rows], 2)
+            else:
+                rows = (x.unflatten(2, (-1, 5)).transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+                y = F.scaled_dot_product_attention(*rows, is_causal=True)
+                y = y.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3)
         elif self.style == "five":
             y = call(lambda y: y.unflatten(1, (2, -1)), lambda y: y.flatten(1, 2))
         elif self.style == "swapped":
@@ -108,6 +120,23 @@ def test_rows_of_no_stream_are_refused_where_there_is_padding(
     assert scan(model, tokens, metrics="sink").layers["f_attr"].notna().all()
     with pytest.raises(NothingMeasuredError, match="cannot be told"):
         scan(model, tokens, metrics="sink", attention_mask=padded)
+
+
+@pytest.mark.parametrize("batch_size", [1, 5])
+def test_windows_of_a_text_are_no_documents(model: Model, tokens: Tensor, batch_size: int) -> None:
+    model.style = "windows by mask"
+    expected = scan(model, tokens)
+    model.style = "windows in turn"
+    found = scan(model, tokens, batch_size=batch_size)
+    for table in ("layers", "heads"):
+        columns = [*COLUMNS, "f_attr_uniform", "erank"]
+        ours, theirs = (
+            torch.tensor(getattr(r, table)[columns].to_numpy(float)) for r in (found, expected)
+        )
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    model.style = "windows in rows"
+    with pytest.raises(NothingMeasuredError, match="cannot be told"):
+        scan(model, tokens, metrics="sink", batch_size=batch_size)
 
 
 def test_masks_spread_over_further_dimensions(model: Model, tokens: Tensor) -> None:
