@@ -1,7 +1,7 @@
 """Exact softmax statistics under any mask, one block of queries at a time.
 
 A block of logits is reduced to sums while it lies in the cache, and dropped: memory is linear in
-the length. Beside the product of queries and keys six passes are made over it: the largest logit,
+the length. Beside the product of queries and keys some passes are made over it: the largest logit,
 the softmax, its largest share and its sum, sum_j A[i, j] s[i, j], and sum_i A[i, j]. The first key
 is left out of the block and put back in closed form (`attnprobe.engine.stats.close_row`), so that
 no digit is lost where it takes nearly all of a row.
@@ -123,9 +123,12 @@ def _reduce(sums: Sums, values: Tensor, weights: Tensor, task: Task, block: Bloc
         sums.leading[at] = _take_out(values, block.leading, block.unseen[:, own])
         rest.append(sums.leading[at][..., 0])
     top = values.amax(-1)  # (b, H', r)
+    if sums.has_entropy:
+        values.sub_(top[..., None])  # so that large logits do not drown small entropies
     torch.softmax(values, -1, out=weights)
     total = weights.sum(-1)  # 1 but for rounding
-    lse = top - (weights.amax(-1) / total).log_()
+    largest = (weights.amax(-1) / total).log_()
+    lse = top - largest
     full = lse
     for logit in rest:
         full = torch.logaddexp(full, logit)
@@ -135,7 +138,7 @@ def _reduce(sums: Sums, values: Tensor, weights: Tensor, task: Task, block: Bloc
     sums.other_top[at] = top
     sums.other_lse[at] = lse
     if sums.has_entropy:
-        sums.other_entropy[at] = lse - values.mul_(weights).sum(-1).div_(total)
+        sums.other_entropy[at] = -largest - values.mul_(weights).sum(-1).div_(total)
 
 
 def _take_out(values: Tensor, leading: Tensor, unseen: Tensor) -> Tensor:
