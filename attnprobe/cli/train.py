@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from attnprobe.train import Progress, TrainConfig, Trained
 
 DATA, GATE, SHAPE, RUN = "What to learn", "The gate", "The model", "The run"
+LINE_EVERY = 30.0  # seconds between lines on stderr where that is no terminal
+OnStep: TypeAlias = "Callable[[Progress], None]"
 
 
 def _option(name: str, panel: str, help: str, **more: Any) -> Any:
@@ -176,7 +179,7 @@ def train(options: Training) -> int:
             f"{options.out} is there already: --resume goes on with it, --force trains it anew"
         )
     check_writable(options.out)
-    with _bar(options.quiet) as bar:
+    with _shown(options.quiet) as shown:
         from attnprobe.train import train as run
 
         config = _config(options)
@@ -185,7 +188,7 @@ def train(options: Training) -> int:
         def on_step(progress: Progress) -> None:
             nonlocal last
             last = progress.step
-            bar(progress)
+            shown(progress)
 
         try:
             trained = run(config, options.out, resume=options.resume, on_step=on_step)
@@ -265,8 +268,8 @@ def _before(options: Training) -> TrainConfig:
 
 def _summary(trained: Trained, config: TrainConfig) -> str:
     lines = [
-        f"{trained.path}: {config.steps:,} steps, {trained.parameters:,} parameters, "
-        f"held-out loss {trained.loss:.4f}, perplexity {trained.perplexity:.3f}"
+        f"{trained.path}: {config.steps:,} steps, {trained.parameters:,} parameters",
+        f"held-out loss {trained.loss:.4f}, perplexity {trained.perplexity:.3f}",
     ]
     if trained.metrics_path.exists():
         lines.append(f"{trained.metrics_path}: the curve")
@@ -274,8 +277,38 @@ def _summary(trained: Trained, config: TrainConfig) -> str:
 
 
 @contextmanager
-def _bar(quiet: bool) -> Iterator[Callable[[Progress], None]]:
-    """Steps, loss, perplexity and F-Attr as they move; on stderr, and only on a terminal."""
+def _shown(quiet: bool) -> Iterator[OnStep]:
+    """What to call with every step: a bar on a terminal, elsewhere a line now and then."""
+    if quiet:
+        yield lambda progress: None
+    elif sys.stderr.isatty():
+        with _bar() as on_step:
+            yield on_step
+    else:
+        yield _lines()
+
+
+def _figures(progress: Progress) -> str:
+    figures = f"loss {progress.loss:.3f}  ppl {progress.perplexity:.2f}"
+    return figures if progress.f_attr is None else f"{figures}  F-Attr {progress.f_attr:.3f}"
+
+
+def _lines() -> OnStep:
+    """A line on stderr every `LINE_EVERY` seconds, so that a log shows that the run goes on."""
+    said = time.monotonic()
+
+    def on_step(progress: Progress) -> None:
+        nonlocal said
+        if time.monotonic() - said >= LINE_EVERY:
+            said = time.monotonic()
+            say(f"step {progress.step:,} of {progress.steps:,}", _figures(progress))
+
+    return on_step
+
+
+@contextmanager
+def _bar() -> Iterator[OnStep]:
+    """Steps, loss, perplexity and F-Attr as they move."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as RichProgress
@@ -287,15 +320,9 @@ def _bar(quiet: bool) -> Iterator[Callable[[Progress], None]]:
         TextColumn("{task.fields[figures]}"),
         TimeRemainingColumn(),
         console=Console(stderr=True),
-        disable=quiet or not sys.stderr.isatty(),
     )
     with shown:
         task = shown.add_task("training", total=None, figures="")
-
-        def step(progress: Progress) -> None:
-            figures = f"loss {progress.loss:.3f}  ppl {progress.perplexity:.2f}"
-            if progress.f_attr is not None:
-                figures += f"  F-Attr {progress.f_attr:.3f}"
-            shown.update(task, completed=progress.step, total=progress.steps, figures=figures)
-
-        yield step
+        yield lambda progress: shown.update(
+            task, completed=progress.step, total=progress.steps, figures=_figures(progress)
+        )

@@ -33,6 +33,18 @@ def test_a_checkpoint_that_can_be_measured(tmp_path: Path, run: Run) -> None:
     assert run("scan", out).code == 0
 
 
+def test_a_log_shows_that_a_run_goes_on(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnprobe.cli.train.LINE_EVERY", 0.0)
+    ran = run("train", tmp_path / "mine.pt", *TINY)
+    assert ran.code == 0
+    lines = ran.err.splitlines()
+    assert [line.split(": ")[1] for line in lines] == [f"step {n} of 4" for n in (1, 2, 3, 4)]
+    assert "F-Attr" in lines[-1]
+    assert run("train", tmp_path / "other.pt", *TINY, "--quiet").err == ""
+
+
 def test_a_text_of_ones_own(tmp_path: Path, run: Run) -> None:
     text = tmp_path / "law.txt"
     text.write_text("call me ishmael " * 40)
