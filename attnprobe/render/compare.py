@@ -33,7 +33,7 @@ FORMATS = ("table", "json", "csv", "md", "latex")
 SUFFIXES = {".json": "json", ".csv": "csv", ".md": "md", ".tex": "latex", ".latex": "latex"}
 NONE_SEEN = "none seen"
 UNSURE = "*"
-NAME_CELLS = 12  # of a checkpoint's name above a narrow column
+NAME_CELLS = 8  # of a checkpoint's name above a narrow column, more where there is room
 BOUNDS = {"f_attr_uniform": "  its floor", "rank_bound": "  its bound"}
 BOUNDS["head_rank_bound"] = BOUNDS["rank_bound"]
 #: What reasons in `not_measured` are given for, of what is compared.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from rich.cells import cell_len, set_cell_size
@@ -122,6 +122,12 @@ def _joined_width(columns: Sequence[Column]) -> int:
 
 def _draw(stub: Sequence[Column], groups: Sequence[Group], titles: set[str], width: int) -> Table:
     parts = [list(stub), *([c for c in g.columns if c.title in titles] for g in groups)]
+    room = width - _width(stub, groups, titles)
+    for part, group in zip(parts[1:], groups, strict=True):
+        more = min(room, cell_len(group.name) - _joined_width(part))
+        if more > 0 and part:  # what room is left goes to names, which are cut otherwise
+            part[0] = _widened(part[0], more)
+            room -= more
     widths = [_joined_width(part) for part in parts]
     lines = []
     if any(g.name for g in groups):
@@ -140,6 +146,12 @@ def _draw(stub: Sequence[Column], groups: Sequence[Group], titles: set[str], wid
         line.rstrip()
         line.truncate(width)
     return Table(Text("\n", no_wrap=True).join(lines), frozenset(titles))
+
+
+def _widened(column: Column, cells: int) -> Column:
+    width = column.width + cells
+    title = column.title.ljust(width) if column.left else column.title.rjust(width)
+    return replace(column, title=title)
 
 
 def _line(

@@ -86,6 +86,12 @@ def test_each_other_stands_beside_the_first(three: Comparison) -> None:
     assert wide.count("F-Attr         │") == 1
 
 
+def test_a_trainers_names_leave_room_for_the_ratio() -> None:
+    comparison = compare([made("checkpoint-100"), made("checkpoint-500", seed=1, shift=-0.1)])
+    assert "ratio" in printed(comparison).partition("difference and ratio")[0]
+    assert "│ checkpoint-100 │ checkpoint-500" in printed(comparison, 100)
+
+
 def test_json_has_all_digits_and_null_for_what_is_missing(pair: Comparison) -> None:
     content = json.loads(rendered.render(pair, "json", by_layer=True))
     assert content["reference"] == "ungated"
