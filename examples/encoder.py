@@ -67,7 +67,7 @@ def main() -> None:
         image = ax.imshow(torch.stack(shares)[:, n], vmin=0, vmax=0.5, cmap="viridis")
         ax.set(title=f"Attention on {name}", xlabel="head")
     axes[0].set_ylabel("layer")
-    figure.colorbar(image, ax=axes, shrink=0.8)
+    figure.colorbar(image, ax=axes, shrink=0.8, extend="max", label="share of attention")
     figure.savefig(FIGURE, dpi=120)
     print(f"\n{FIGURE} is written")
 

@@ -175,7 +175,7 @@ def audit(options: Auditing) -> int:
     book = build(loaded, [DEFAULT] if is_default else None, asked)
     held = _held(config, options)
     if is_default and not options.quiet:
-        say("note", f"no rule is given: the preset {DEFAULT} is judged by")
+        say("note", f"no rule is given: judged by the preset {DEFAULT}")
     gathered, interrupted = _gathered(config, options)
     if interrupted:
         return INTERRUPTED
