@@ -47,8 +47,14 @@ class ForwardInputs:
                 raise InputError(
                     f"{name} has shape {tuple(mask.shape)}, the tokens {tuple(tokens.shape)}"
                 )
-        if attention_mask is not None and not bool((attention_mask != 0).any(1).all()):
-            raise InputError("a sample has no token: its attention_mask is 0 throughout")
+        decoder_mask = kwargs.get(DECODER_MASK)
+        for name, real in (
+            ("attention_mask is 0", attention_mask),
+            (f"{DECODER_MASK} is 0", decoder_mask),
+            ("document_ids are negative", None if document_ids is None else document_ids >= 0),
+        ):
+            if real is not None and not bool((real != 0).any(-1).all()):
+                raise InputError(f"a sample has no token: its {name} throughout")
 
     def __len__(self) -> int:
         return self.tokens.shape[0]

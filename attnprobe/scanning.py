@@ -85,6 +85,8 @@ def scan(
     """
     if batch_size is not None and batch_size < 1:
         raise InputError(f"batch_size must be at least 1, not {batch_size}")
+    if not 0 < epsilon < 1:
+        raise InputError(f"epsilon must lie between 0 and 1, not {epsilon}")
     inputs = ForwardInputs(tokens, attention_mask, document_ids, forward_kwargs)
     options = Options(epsilon=epsilon, pre_gate=pre_gate, layer_rank=layer_rank)
     names = list(METRICS) if metrics is None else list(_several(metrics))

@@ -563,6 +563,9 @@ def test_wrong_inputs_are_told_apart() -> None:
         ({"attention_mask": mask[:2]}, "attention_mask has shape"),
         ({"document_ids": mask[:, :3]}, "document_ids has shape"),
         ({"attention_mask": torch.zeros_like(mask)}, "no token"),
+        ({"document_ids": -torch.ones_like(mask)}, "no token: its document_ids"),
+        ({"epsilon": 0.0}, "epsilon must lie between 0 and 1"),
+        ({"epsilon": float("nan")}, "epsilon must lie between 0 and 1"),
     ):
         with pytest.raises(InputError, match=told):
             scan(model, tokens, **options)
@@ -656,6 +659,15 @@ def test_every_missing_figure_has_a_reason(length: int) -> None:
         assert_explained(result)
 
 
+def test_a_head_that_adds_nothing_has_no_drain_but_a_reason() -> None:
+    model = decoder()
+    with torch.no_grad():
+        model.layers[1].attention.output.weight[:, :6] = 0
+    result = scan(model, torch.randint(0, VOCABULARY, (1, 8)))
+    assert result.heads.value_drain.isna().sum() == 1
+    assert_explained(result)
+
+
 FAMILIES = {
     "rank": (*reference.RANK_COLUMNS, "erank_head"),
     "rank of heads": (*reference.RANK_COLUMNS, "erank_head"),
@@ -693,6 +705,13 @@ def pairs(side: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
             ids[row, own] = 0
         found += [tokens, ids]
     return found[0], found[1], found[2], found[3]
+
+
+def test_a_target_without_a_token_is_refused() -> None:
+    model, (tokens, _, target, _) = decoder(), pairs("left")
+    nothing = torch.zeros_like(target)
+    with pytest.raises(InputError, match="no token: its decoder_attention_mask"):
+        scan(model, tokens, decoder_tokens=target, decoder_attention_mask=nothing)
 
 
 @pytest.mark.parametrize("gate", ["none", "G1 element", "G2 head", "G4 head", "G5 element"])

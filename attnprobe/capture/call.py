@@ -49,6 +49,11 @@ class Projection:
     heads: int
 
     @cached_property
+    def is_finite(self) -> bool:
+        """Whether the weight is made of numbers."""
+        return bool(self.weight.isfinite().all())
+
+    @cached_property
     def by_head(self) -> Tensor:
         """(H, d_model, d_v) float64."""
         d_model, width = self.weight.shape

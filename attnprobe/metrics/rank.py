@@ -37,6 +37,7 @@ EPS = torch.finfo(torch.float32).eps
 NO_SPREAD = "all rows are equal: nothing is left of them without their mean"
 ALL_ZERO = "what is added to the residual stream is zero"
 AFTER_OUTPUT = "a gate after W_O (G5) mixes the heads: only the layer's figure exists"
+NO_NUMBERS = "W_O holds NaN or infinity"
 LEFT_OUT = "ranks of layers were left out (--no-layer-rank)"
 
 
@@ -76,7 +77,7 @@ class Scatter:
             scratch: where the copies are made.
         """
         scratch = scratch or Scratch()
-        for part in rows.split(ROWS_AT_ONCE):
+        for part in rows.split(ROWS_AT_ONCE) if len(rows) else ():
             wide = scratch.copy(part)  # (N, n)
             mean = wide.mean(0)
             groups = wide.sub_(mean).unflatten(1, (self.groups, -1)).transpose(0, 1)
@@ -170,6 +171,8 @@ class Rank(Metric):
         site = self._sites.setdefault(call.site, _Site(call.heads, width))
         if call.projection is None or call.consumed is None:
             site.reason = call.reasons.get("projection", "W_O is not known")
+        elif call.projection is not site.projection and not call.projection.is_finite:
+            site.reason = NO_NUMBERS
         if site.reason or call.projection is None or call.consumed is None:
             return  # ranks of some of the tokens would pass for those of all
         site.projection = call.projection

@@ -25,6 +25,7 @@ from attnprobe.metrics.base import (
 )
 from attnprobe.metrics.pooling import DocumentMeans
 
+NO_MEDIAN = "the median of ‖v[t]·W_Oʰ‖ is zero in a head, or no number"
 MIN_QUERIES = 16  # the last keys of a local head pass any threshold
 MEANS = ("f_attr", "f_attr_uniform", "alpha_first", "first4", "null_mass", "value_drain")
 SINGLE_POSITIONS = 16  # up to here a bin of `positions` holds one position, then a quarter octave
@@ -134,8 +135,8 @@ class Sink(Metric):
             tables.add("samples", self._samples(key, site))
             tables.add("positions", _position_rows(key, site))
             tables.add("sinks", _sink_rows(key, site))
-            if site.drain_reason:
-                tables.missing("value_drain", site.drain_reason, key)
+            if site.drain_reason or any(head["value_drain"] is None for head in heads):
+                tables.missing("value_drain", site.drain_reason or NO_MEDIAN, key)
             if layer["sink_rate"] is None:
                 tables.missing("sink_rate", self._short(), key)
         model = model_means(tables.rows.get("layers", []), MEANS)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attnprobe.capture import AttentionCall, Documents, Mask, Projection, Site
 from attnprobe.metrics.base import Options, Tables
-from attnprobe.metrics.rank import LEFT_OUT, Rank, Scatter, effective_rank, gram
+from attnprobe.metrics.rank import LEFT_OUT, NO_NUMBERS, Rank, Scatter, effective_rank, gram
 
 SITE = Site("layers.0.attention", "decoder", "self", 0)
 HEADS, WIDTH, D_MODEL = 3, 8, 20
@@ -193,6 +193,22 @@ def test_a_scatter_of_nothing_is_nothing() -> None:
     scatter.add(torch.zeros(0, 4))
     scatter.merge(Scatter())
     assert scatter.count == 0
+
+
+def test_a_batch_without_a_token_changes_nothing() -> None:
+    z, w = torch.randn(2, 9, HEADS, WIDTH), weight()
+    nobody = torch.full((1, 5), -1)
+    empty = call(torch.randn(1, 5, HEADS, WIDTH), w, nobody)
+    check(z, w, empty, call(z, w), empty)
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf])
+def test_a_map_that_holds_no_numbers_has_no_rank_but_a_reason(odd: float) -> None:
+    w = weight()
+    w[3, 1] = odd
+    tables = tables_of(call(torch.randn(1, 6, HEADS, WIDTH), w))
+    assert [row["reason"] for row in tables.rows["not_measured"]] == [NO_NUMBERS]
+    assert all(row["erank"] is None for row in tables.rows["heads"] + tables.rows["layers"])
 
 
 @pytest.mark.parametrize("cuts", [[6], [1, 5], [2, 2, 2]])
