@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnprobe.errors import InputError
+from attnprobe.errors import InputError, NothingMeasuredError
 from attnprobe.files import write_text
 from attnprobe.scanning import scan
 
@@ -72,15 +72,29 @@ class Monitor:
         return self.measure(step, **extra) if step % self.every == 0 else None
 
     def measure(self, step: int, **extra: Any) -> dict[str, Any]:
-        """The row of this step, due or not: {"step", "f_attr", "entropy", "gate_mean", …}."""
+        """The row of this step, due or not: {"step", "f_attr", "entropy", "gate_mean", …}.
+
+        Raises:
+            NothingMeasuredError: nothing can be measured of the model, and never could.
+        """
         cuda = [self.tokens.device] if self.tokens.device.type == "cuda" else []
         with torch.random.fork_rng(devices=cuda):
-            result = scan(self.model, self.tokens, metrics=self.metrics, **self.scan_options)
-        row = {"step": step, **extra, **{name: result.figure(name) for name in FIGURES}}
+            figures = self._figures()
+        row = {"step": step, **extra, **figures}
         self.history.append(row)
         if self.path is not None:
             self._write()
         return row
+
+    def _figures(self) -> dict[str, float | None]:
+        """Those of the model as it is; none of a model that has diverged, which may train on."""
+        try:
+            result = scan(self.model, self.tokens, metrics=self.metrics, **self.scan_options)
+        except NothingMeasuredError:
+            if not self.history:
+                raise
+            return dict.fromkeys(FIGURES)
+        return {name: result.figure(name) for name in FIGURES}
 
     def _write(self) -> None:
         first = self.history[0]["step"]
@@ -98,8 +112,15 @@ def _read(path: Path) -> list[dict[str, Any]]:
     """The rows of an earlier curve, none if there is no such file."""
     if not path.exists():
         return []
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    if rows and not (rows[0].get("step") or "").isdigit():
-        raise InputError(f"{path} is no curve of attnprobe.Monitor: give another path")
+    other = InputError(f"{path} is no curve of attnprobe.Monitor: give another path")
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            rows, columns = list(reader), reader.fieldnames or ()
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise other from error
+    if columns and "step" not in columns:
+        raise other
+    if not all((row["step"] or "").isdecimal() and None not in row for row in rows):
+        raise other
     return rows
