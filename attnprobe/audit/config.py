@@ -285,6 +285,8 @@ def fault_of(error: ErrorDetails) -> str:
     """What is wrong with a value, in words."""
     if error["type"] == "missing":
         return "it is missing"
+    if error["type"].startswith("date_"):
+        return "should be a day, as in 2030-04-01"
     if error["type"] == "literal_error":
         choices = re.findall(r"'([^']*)'", error["ctx"]["expected"])
         return f"there is no {error['input']!r}{did_you_mean(str(error['input']), choices)}"

@@ -70,11 +70,11 @@ def draw(trend: Trend) -> Figure:
         steps = [point.step for point in trend.points]
         values = [point.figures[metric] for point in trend.points]
         known = [float("nan") if v is None else v for v in values]  # a gap, not a straight line
-        ax.plot(steps, known, color=colour(0), marker=marker(0), markersize=4)
+        ax.plot(steps, known, color=colour(0), marker=marker(0), markersize=4, clip_on=False)
         titled(ax, LABELS.get(metric, metric))
-        ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        ax.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
         if metric in _SHARES:
-            ax.set_ylim(bottom=0)
+            ax.set_ylim(0, 1.08 * max((v for v in values if v is not None), default=0) or 1.0)
         if n + columns >= len(trend.metrics):
             ax.set_xlabel("training step")
             ax.tick_params(labelbottom=True)

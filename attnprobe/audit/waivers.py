@@ -51,11 +51,11 @@ def grant(
                 given = Granted(valid[number].reason, valid[number].expires.isoformat())
                 finding = replace(finding, status="waived", waiver=given)
         judged.append(finding)
-    notes += [
-        f"the waiver of {w.rule} for {', '.join(w.checkpoints)} was not needed"
-        for n, w in enumerate(valid)
-        if n not in used
-    ]
+    for n, w in enumerate(valid):
+        if n not in used:
+            met = any(fits(w.checkpoints, finding.name, finding.path) for finding in findings)
+            why = "was not needed" if met else "is for no checkpoint that was judged"
+            notes.append(f"the waiver of {w.rule} for {', '.join(w.checkpoints)} {why}")
     return judged, notes
 
 

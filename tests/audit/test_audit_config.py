@@ -111,12 +111,13 @@ def test_lines_of_inline_rules_and_presets(tmp_path: Path) -> None:
         ("[[waivers]]\nrule='x'\nexpires=2030-01-01", r"waivers\[0\].reason: it is missing"),
         ("[[waivers]]\nrule='x'\nreason=' '\nexpires=2030-01-01", "a waiver takes a reason"),
         ("[[waivers]]\nrule='x'\nreason='y'", "expires: it is missing"),
-        ("[[waivers]]\nrule='x'\nreason='y'\nexpires='soon'", "expires: .*date"),
         ("[baseline.metrics.f_attr]\nabsolut = 1", "did you mean 'absolute'"),
         ("[baseline.metrics.f_attr]\nrelative = -1", "greater than or equal to 0"),
         ("[input]\nlenght = 3", "did you mean 'length'"),
         ("[run]\njobs = 0", "greater than or equal to 1"),
         ("[run]\nmodel_confg = 'x'", "did you mean 'model_config'"),
+        ("[[waivers]]\nrule='x'\nreason='y'\nexpires='soon'", "should be a day, as in 2030-04-01"),
+        ("[[waivers]]\nrule='x'\nreason='y'\nexpires=2030", "should be a day, as in 2030-04-01"),
         ("rules = 3", "should be a valid list"),
         ("a = ", "is no TOML"),
     ],
@@ -308,6 +309,9 @@ def test_waivers_are_for_their_checkpoints_and_rules_alone(tmp_path: Path) -> No
     granted, notes = waivers.grant(found, loaded.config.waivers, date(2026, 1, 1))
     assert {f.status for f in granted} == {"passed", "broken"}
     assert "was not needed" in notes[0]
+    others = [f for f in found if f.name == "new"]
+    _, notes = waivers.grant(others, loaded.config.waivers, date(2026, 1, 1))
+    assert "is for no checkpoint that was judged" in notes[0]
 
 
 def test_waivers_go_by_the_name_even_where_two_have_it(tmp_path: Path) -> None:
