@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,6 +25,7 @@ from attnprobe.result import TABLES, TEXT, Result, dumps
 LISTS = ("histogram", "edges")
 DIGITS = 4
 MARKDOWN_ESCAPES = str.maketrans({c: f"\\{c}" for c in r"\`*_[]|~"} | {"<": "&lt;", ">": "&gt;"})
+_MINUS = re.compile(r"^-(?=\d)")  # outside of math it would be set as a hyphen
 _LATEX = str.maketrans(
     {
         **{c: f"\\{c}" for c in "&%$#_{}"},
@@ -145,9 +147,14 @@ def as_markdown(frame: pd.DataFrame) -> str:
 
 def as_latex(frame: pd.DataFrame) -> str:
     frame = _readable(frame)
-    align = "".join("r" if _is_number(frame[c]) else "l" for c in frame)
     head = [str(c).translate(_LATEX) for c in frame]
     body = _cells(frame, lambda text: text.translate(_LATEX), missing="--")
+    numbers = [_is_number(frame[c]) for c in frame]
+    align = "".join("r" if n else "l" for n in numbers)
+    body = [
+        [_MINUS.sub("$-$", cell) if n else cell for cell, n in zip(line, numbers, strict=True)]
+        for line in body
+    ]
     return "\n".join(
         [
             r"% needs \usepackage{booktabs}",

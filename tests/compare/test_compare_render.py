@@ -119,6 +119,8 @@ def test_markdown_and_latex(three: Comparison) -> None:
     assert {line.count(" | ") for line in text.splitlines()} == {head.count(" | ")}
     latex = rendered.render(three, "latex", by_layer=True)
     assert r"step\_001000: difference" in latex
+    assert "& $-$0." in latex
+    assert "& -0" not in latex
     rows = [line for line in latex.splitlines() if line.endswith(r"\\")]
     assert len({line.replace(r"\&", "").count("&") for line in rows}) == 1
 
