@@ -40,7 +40,8 @@ class Listing(Common):
             "--model-config",
             metavar="FILE",
             rich_help_panel=INPUT,
-            help="JSON with the model's shape, for a bare state dict.",
+            help="JSON with the model's shape, for a bare state dict: what attnprobe models CKPT "
+            "--format json lists as config of one of the kind.",
         ),
     ] = None
     revision: Annotated[

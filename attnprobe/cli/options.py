@@ -206,7 +206,8 @@ class Measuring(Common):
             "--model-config",
             panel=HOW,
             metavar="FILE",
-            help="JSON with the model's shape, for a bare state dict.",
+            help="JSON with the model's shape, for a bare state dict: what attnprobe models CKPT "
+            "--format json lists as config of one of the kind.",
         ),
     ] = None
     device: Annotated[
