@@ -47,8 +47,9 @@ class Completion:
         """The call that a pending one has become."""
         spoilt = pending.is_spoilt or not pending.mend()
         raw, site = pending.raw, pending.site
-        if pending.was_folded and pending.consumed is not None:
-            raw = ordered(raw, pending.consumed)
+        rows, heads = raw.query.shape[:2]
+        if pending.consumed is not None and (pending.was_folded or rows == heads):
+            raw = ordered(raw, pending.consumed)  # heads may come first
         queries, keys = self._streams.documents(site, raw)
         reasons: dict[str, str] = {}
         if reason := self._untrusted(pending, raw, queries, keys, spoilt):

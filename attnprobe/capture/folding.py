@@ -39,7 +39,7 @@ def unfolded(raw: RawCall, samples: int | None, text: Documents | None) -> RawCa
 
 
 def ordered(raw: RawCall, consumed: Tensor) -> RawCall:
-    """The call with its rows as H·B instead of B·H, where that is what W_O was given."""
+    """The call with its rows and heads as H·B instead of B·H, if that is what W_O was given."""
     if same_as(consumed, raw.output):
         return raw
     batch, heads = raw.query.shape[:2]

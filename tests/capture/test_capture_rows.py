@@ -96,7 +96,7 @@ def padded() -> Tensor:
     return (torch.arange(LENGTH) < torch.tensor([20, 7, 13, 20, 10])[:, None]).long()
 
 
-@pytest.mark.parametrize("batch_size", [2, 5])
+@pytest.mark.parametrize("batch_size", [2, HEADS, 5])
 @pytest.mark.parametrize("style", ["heads first", "one row", "swapped", "loop"])
 def test_folded_rows_are_told_apart(
     model: Model, tokens: Tensor, padded: Tensor, style: str, batch_size: int
