@@ -173,14 +173,20 @@ def _sink(result: Result, own: Sequence[Part]) -> str | None:
     short = sum(head.place not in judged for head in heads) if judged else 0
     heads = [head for head in heads if not judged or head.place in judged]
     count = sum(head.value > epsilon(result) for head in heads)
-    verb = "sinks" if count == 1 else "sink"
+    verb, listed = "sinks" if count == 1 else "sink", _listed(result)
     told = (
-        f"{count} of {plural(len(heads), 'head')} {verb} on the first token (worst"
+        f"{count} of {plural(len(heads), 'head')}{listed} {verb} on the first token (worst"
         if count
-        else "no head sinks on the first token on average (highest"
+        else f"no head{listed} sinks on the first token on average (highest"
     )
     text = f"{text}: {told}: {_highest(heads)})"
     return f"{text}; too short to tell for {plural(short, 'head')} more" if short else text
+
+
+def _listed(result: Result) -> str:
+    """What is said behind "head" where the model has more than are in the tables (--head)."""
+    most = result.heads.groupby("site").size().max() if len(result.heads) else 0
+    return " listed" if 0 < most < (result.architecture.get("heads") or 0) else ""
 
 
 def _highest(heads: Sequence[Head]) -> str:
@@ -202,11 +208,12 @@ def _entropy(result: Result, own: Sequence[Part]) -> str | None:
     if not heads:
         return text
     low = min(heads, key=lambda h: h.value)
-    text += f"; sharpest {low.name} ({significant(low.value, 2)})"
+    listed = _listed(result)
+    text += f"; sharpest{listed and f'{listed}:'} {low.name} ({significant(low.value, 2)})"
     count = sum(bool(h.value) for h in heads_of(own, "collapsed"))
     if not count:
-        return f"{text}; no head collapsed"
-    return f"{text}; {count} of {plural(len(heads), 'head')} collapsed (below {COLLAPSED})"
+        return f"{text}; no head{listed} collapsed"
+    return f"{text}; {count} of {plural(len(heads), 'head')}{listed} collapsed (below {COLLAPSED})"
 
 
 def _rank(result: Result, own: Sequence[Part]) -> str | None:
@@ -222,7 +229,7 @@ def _rank(result: Result, own: Sequence[Part]) -> str | None:
         text += f", a head {significant(head)} of {whole(bounds.pop())}"
     if heads := heads_of(own, "erank"):
         low = min(heads, key=lambda h: h.value)
-        text += f" (least: {low.name}, {significant(low.value)})"
+        text += f" (least{_listed(result)}: {low.name}, {significant(low.value)})"
     share = _mean(result, own, "mean_share")
     if share is not None:
         text += f"; {percent(share)} of it is one constant vector"

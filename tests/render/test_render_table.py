@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -120,6 +121,15 @@ def test_headlines_tell_far_from_near(handmade: Make, printed: Print) -> None:
     assert "4.7× the floor of 0.074: 9 of 16 heads sink" in headline(0.8)
     assert "at the floor of 0.074: no head sinks" in headline(0.17)
     assert "below the floor of 0.074" in headline(0.06)
+
+
+def test_where_some_heads_are_listed_none_is_said_of_the_others(
+    handmade: Make, printed: Print
+) -> None:
+    every = handmade()
+    some = replace(every, heads=every.heads[every.heads["head"] == 2])
+    assert "2 of 4 heads listed sink on the first" in printed([some], "sink")
+    assert "heads listed" not in printed([every], "sink")
 
 
 def test_short_documents_make_no_claim_about_heads(handmade: Make, printed: Print) -> None:
