@@ -232,6 +232,8 @@ def of_block_mask(block_mask: Any, n_queries: int, n_keys: int, device: torch.de
         key = torch.arange(keys.start, keys.stop, device=device)[None, :]
         sample = torch.arange(block_mask.shape[0], device=device)[:, None, None, None]
         head = torch.zeros((), dtype=torch.long, device=device)
-        return block_mask.mask_mod(sample, head, query, key)
+        seen = block_mask.mask_mod(sample, head, query, key)
+        whole = 1, 1, len(query), key.shape[1]  # it may look at the queries and the keys only
+        return seen.expand(torch.broadcast_shapes(seen.shape, whole))
 
     return Mask(n_queries, n_keys, rule=block, device=device)

@@ -118,6 +118,20 @@ def test_figures_are_those_of_the_models_own_weights(name: str, padding: str) ->
         torch.testing.assert_close(stats.mass.double(), weights.sum(2), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("is_padded", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize("name", ["llama", "window", "encoder"])
+def test_masks_of_flex_attention_are_read(name: str, is_padded: bool) -> None:
+    mask = torch.ones_like(tokens())
+    mask[0, LENGTH - 5 :] = 1 - int(is_padded)
+    eager, flex = (
+        scan(build(name, kind), tokens(), attention_mask=mask, metrics=["sink", "entropy"])
+        for kind in ("eager", "flex_attention")
+    )
+    for column in ("f_attr", "f_attr_uniform", "entropy"):
+        ours, theirs = flex.heads[column].tolist(), eager.heads[column].tolist()
+        assert ours == pytest.approx(theirs, abs=1e-5)
+
+
 @pytest.mark.parametrize("name", ["llama", "window", "encoder"])
 def test_sdpa_and_eager_are_measured_alike(name: str) -> None:
     ids, mask = tokens(), torch.ones(2, LENGTH, dtype=torch.long)
