@@ -36,6 +36,8 @@ FAMILIES = {
     "with a bias": transformers.PhiConfig(**SMALL),
 }
 
+ROUNDING = {torch.float64: 2e-9, torch.float32: 1e-6, torch.bfloat16: 1e-3}
+
 
 def loud(model: Any) -> Any:
     """With logits large enough for a soft-cap to be felt."""
@@ -87,7 +89,7 @@ def measured(model: nn.Module, tokens: Tensor, mask: Tensor, **options: Any) -> 
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", list(ROUNDING), ids=str)
 def test_the_models_of_transformers(
     name: str, dtype: torch.dtype, padded: tuple[Tensor, Tensor], parts: list[int]
 ) -> None:
@@ -97,8 +99,7 @@ def test_the_models_of_transformers(
     tokens, mask = padded
     mask[1] = 1  # positions of what is padded left are a matter of their own
     found = measured(model, tokens, mask)
-    rounding = 1e-6 if dtype == torch.float32 else 1e-3
-    assert found == pytest.approx(own_nll(model, tokens, mask), rel=rounding)
+    assert found == pytest.approx(own_nll(model, tokens, mask), rel=ROUNDING[dtype])
     assert parts == [5] * 24
 
 

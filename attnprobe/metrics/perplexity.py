@@ -53,7 +53,9 @@ def next_token_nll(logits: Logits, tokens: Tensor, documents: Documents) -> tupl
     target = tokens.roll(-1, dims=1).long().flatten()
     where = documents.valid & (documents.index == documents.index.roll(-1, dims=1))
     where[:, -1] = False
-    nll = torch.zeros(len(target), dtype=torch.float32, device=tokens.device)
+    found = []
     for rows, part in logits.parts():
-        nll[rows] = F.cross_entropy(part.float(), target[rows].to(part.device), reduction="none")
+        own = part.to(torch.promote_types(part.dtype, torch.float32))
+        found.append(F.cross_entropy(own, target[rows].to(own.device), reduction="none"))
+    nll = torch.cat(found).to(tokens.device)
     return nll.view_as(tokens), where
