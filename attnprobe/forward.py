@@ -35,6 +35,11 @@ class ForwardInputs:
         document_ids: Tensor | None,
         kwargs: dict[str, Any],
     ) -> None:
+        if not isinstance(tokens, Tensor):
+            raise InputError(
+                f"tokens must be a tensor of ids (batch, length), not {type(tokens).__name__}: of "
+                'a text, tokenizer(text, return_tensors="pt")["input_ids"]'
+            )
         if tokens.dim() < 2 or tokens.numel() == 0:
             raise InputError(
                 f"tokens must be (batch, length) and not empty, not of shape {tuple(tokens.shape)}"

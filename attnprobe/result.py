@@ -53,6 +53,7 @@ RANK = (
     "utilisation",
 )
 GATE = ("gate_mean", "gate_std", "gate_median")
+MAIN = ("f_attr", "sink_rate", "entropy", "erank", "gate_mean", "m_act", "ppl")  # at a glance
 SHARES = ("below_0.1", "from_0.1_to_0.3", "from_0.4_to_0.6", "from_0.7_to_0.9", "above_0.9")
 SKIPS = ("skippable_1e-3", "skippable_1e-2", "skippable_1e-1")
 SKIP_ERRORS = ("skip_error_1e-3", "skip_error_1e-2", "skip_error_1e-1")
@@ -162,10 +163,11 @@ class Result:
         return cls(**frames, **about)
 
     def __repr__(self) -> str:
-        """One line: the checkpoint, its shape, and the figures that are there."""
-        figures = [str(c) for c in self.model if c != "kind" and self.model[c].notna().any()]
+        """One line: the checkpoint, its shape, and the main figures that are there."""
+        known = [c for c in MAIN if c in self.model and self.model[c].notna().any()]
+        figures = [f"{c} {self.model[c].dropna().iloc[0]:.4g}" for c in known]
         return (
-            f"<Result {self.name}: {len(self.layers)} layers, {len(self.heads)} heads, "
+            f"<Result {self.name}: {len(self.layers)} layers, {len(self.heads)} heads in all, "
             f"{self.input.get('tokens', '?')} tokens; {', '.join(figures) or 'no figure'}>"
         )
 

@@ -888,3 +888,9 @@ def test_a_gate_that_one_batch_hides_has_no_figure_of_the_others(unreadable: int
     for size in (1, 2, 3):
         with pytest.raises(NothingMeasuredError, match="the attention output is 0 somewhere"):
             scan(model, tokens, metrics="gate", batch_size=size)
+
+
+@pytest.mark.parametrize("tokens", ["hello", [[1, 2, 3]], None])
+def test_what_is_no_tensor_is_told_how_to_become_one(tokens: object) -> None:
+    with pytest.raises(InputError, match=r'tokenizer\(text, return_tensors="pt"\)'):
+        scan(torch.nn.Linear(3, 3), tokens)  # type: ignore[arg-type]

@@ -1198,7 +1198,8 @@ def test_no_layers_at_all_is_refused() -> None:
 
 def test_a_result_is_one_line() -> None:
     shown = repr(scan(Gpt(), text(), metrics=["sink"]))
-    assert shown.startswith("<Result Gpt: 2 layers, 8 heads")
+    assert shown.startswith("<Result Gpt: 2 layers, 8 heads in all, ")
+    assert "; f_attr 0." in shown
     assert "\n" not in shown
 
 

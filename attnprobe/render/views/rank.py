@@ -156,8 +156,8 @@ def bottleneck(page: Page) -> str:
     }
     here = f", here {bounds.pop()}" if len(bounds) == 1 else ""
     return (
-        f"No head gated at G1–G4 can exceed its width d_v{here}: the “127 -> 157 against a "
-        "bottleneck of 128” of popular accounts can only be a layer figure."
+        f"No head gated at G1–G4 can exceed its width d_v{here}: what is told of ranks above it is "
+        "told of layers."
     )
 
 
