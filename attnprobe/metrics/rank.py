@@ -19,6 +19,7 @@ from torch import Tensor
 from attnprobe.capture.call import AttentionCall, Projection, Site
 from attnprobe.engine.stats import AttentionStats
 from attnprobe.metrics.base import Metric, Row, Tables, float64, mean, model_means, site_key
+from attnprobe.metrics.scatter import Scatter, Scratch, add_lower
 
 FIGURES = (
     "erank",
@@ -30,8 +31,6 @@ FIGURES = (
     "rank_bound",
     "utilisation",
 )
-ROWS_AT_ONCE = 2048
-SPLIT = 192  # columns below which a Gram matrix is not worth cutting
 FLAT = 1e-12  # 1 - mean_share below this leaves no rows to speak of once the mean is gone
 EPS = torch.finfo(torch.float32).eps
 NO_SPREAD = "all rows are equal: nothing is left of them without their mean"
@@ -39,100 +38,6 @@ ALL_ZERO = "what is added to the residual stream is zero"
 AFTER_OUTPUT = "a gate after W_O (G5) mixes the heads: only the layer's figure exists"
 NO_NUMBERS = "W_O holds NaN or infinity"
 LEFT_OUT = "ranks of layers were left out (--no-layer-rank)"
-
-
-class Scratch:
-    """Memory for float64 copies of rows, kept: fresh memory would cost as much as the copying."""
-
-    def __init__(self) -> None:
-        self._room = torch.empty(0, dtype=torch.double)
-
-    def copy(self, rows: Tensor) -> Tensor:
-        """The same (N, n) in float64, until the next copy; on the CPU where the device has none."""
-        device = torch.device("cpu") if rows.device.type == "mps" else rows.device
-        if self._room.numel() < rows.numel() or self._room.device != device:
-            self._room = torch.empty(rows.numel(), dtype=torch.double, device=device)
-        return self._room[: rows.numel()].view_as(rows).copy_(rows)
-
-
-class Scatter:
-    """Count, mean and scatter about the mean of rows of n features; merges by Chan's formula.
-
-    Args:
-        groups: how many groups of features there are, side by side; what two groups have in common
-            is not kept.
-    """
-
-    def __init__(self, groups: int = 1) -> None:
-        self.groups = groups
-        self.count = 0
-        self.mean: Tensor | None = None  # (g, n / g)
-        self.scatter: Tensor | None = None  # (g, n / g, n / g)
-
-    def add(self, rows: Tensor, scratch: Scratch | None = None) -> None:
-        """Adds (N, n) rows, a few at a time: their float64 copies stay small.
-
-        Args:
-            rows: in any real type.
-            scratch: where the copies are made.
-        """
-        scratch = scratch or Scratch()
-        for part in rows.split(ROWS_AT_ONCE) if len(rows) else ():
-            wide = scratch.copy(part)  # (N, n)
-            mean = wide.mean(0)
-            groups = wide.sub_(mean).unflatten(1, (self.groups, -1)).transpose(0, 1)
-            by_group = mean.view(self.groups, -1).cpu()  # (g, n / g)
-            self._combine(len(part), by_group, gram(groups).cpu())
-
-    def merge(self, other: Scatter) -> None:
-        """Adds the rows of another."""
-        if other.mean is not None and other.scatter is not None:
-            self._combine(other.count, other.mean.clone(), other.scatter.clone())
-
-    def _combine(self, count: int, mean: Tensor, scatter: Tensor) -> None:
-        if self.mean is None or self.scatter is None:
-            self.count, self.mean, self.scatter = count, mean, scatter
-            return
-        total = self.count + count
-        shift = mean - self.mean
-        self.scatter += scatter
-        self.scatter += (self.count * count / total) * shift[:, :, None] * shift[:, None, :]
-        self.mean += shift * (count / total)
-        self.count = total
-
-    def by_head(self, heads: int) -> tuple[Tensor, Tensor]:
-        """(H, n / H) means and (H, n / H, n / H) scatters of the heads' own features."""
-        assert self.mean is not None
-        assert self.scatter is not None
-        if self.groups == heads:
-            return self.mean, self.scatter
-        (mean,), (scatter,) = self.mean, self.scatter
-        blocks = scatter.unflatten(1, (heads, -1)).unflatten(0, (heads, -1))  # (H, w, H, w)
-        return mean.unflatten(0, (heads, -1)), blocks.diagonal(dim1=0, dim2=2).movedim(-1, 0)
-
-
-def gram(rows: Tensor) -> Tensor:
-    """(…, n, n) rowsᵀ·rows; its upper half is copied, which saves three eighths of the work."""
-    n = rows.shape[-1]
-    if n < SPLIT:
-        return rows.mT @ rows
-    left, right = rows[..., : n // 2], rows[..., n // 2 :]
-    cross = left.mT @ right
-    upper, lower = torch.cat([gram(left), cross], -1), torch.cat([cross.mT, gram(right)], -1)
-    return torch.cat([upper, lower], -2)
-
-
-def lower_product(left: Tensor, right: Tensor) -> Tensor:
-    """(…, n, n) left·rightᵀ where that is symmetric: above the diagonal some blocks stay 0."""
-    n = left.shape[-2]
-    if n < SPLIT:
-        return left @ right.mT
-    cut = n // 2
-    out = left.new_zeros(*left.shape[:-1], n)
-    out[..., :cut, :cut] = lower_product(left[..., :cut, :], right[..., :cut, :])
-    out[..., cut:, cut:] = lower_product(left[..., cut:, :], right[..., cut:, :])
-    torch.matmul(left[..., cut:, :], right[..., :cut, :].mT, out=out[..., cut:, :cut])
-    return out
 
 
 @dataclass
@@ -276,7 +181,7 @@ def _head_rows(key: Site, site: _Site) -> tuple[list[Row], list[Row]]:
     if site.gated_output:
         return [], []
     factors = site.projection.factors.cpu()  # (H, r, d_v)
-    means, scatters = site.rows.by_head(site.heads)
+    means, scatters = site.rows.by_group(site.heads)
     d_model = site.projection.weight.shape[0]
     count = site.rows.count
     figures, spectra = _figures(count, means, scatters, factors, bound=site.width, d_model=d_model)
@@ -294,12 +199,9 @@ def _layer_row(key: Site, site: _Site) -> tuple[Row, list[Row]]:
         factor = torch.eye(d_model, dtype=torch.double)
     else:
         factor = torch.linalg.qr(weight, mode="r").R if d_model > joined else weight
-    assert site.rows.mean is not None
-    assert site.rows.scatter is not None
     (row,), (sigma,) = _figures(
         site.rows.count,
-        site.rows.mean,
-        site.rows.scatter,
+        *site.rows.by_group(1),
         factor[None],
         bound=min(joined, d_model),
         d_model=d_model,
@@ -322,10 +224,12 @@ def _figures(
     bound = min(bound, count)
     mean_row = (factors @ means[..., :, None]).reshape(len(factors), -1)  # (n, r)
     of_mean = count * mean_row.square().sum(-1)  # (n,)
-    centered = lower_product(factors @ scatters, factors)  # (n, r, r)
-    gram = centered + count * mean_row[:, :, None] * mean_row[:, None, :]
+    gram = torch.zeros(len(factors), *2 * factors.shape[1:2], dtype=torch.double)  # (n, r, r)
+    for own, product, factor in zip(gram, factors @ scatters, factors, strict=True):
+        add_lower(own, product, factor.mT)
+    around = _singular(gram, min(bound, max(count - 1, 1)))  # of rows less their mean
+    gram.baddbmm_(mean_row[:, :, None], mean_row[:, None, :], alpha=count)
     sigma = _singular(gram, bound)
-    around = _singular(centered, min(bound, max(count - 1, 1)))
     rows = []
     for s, c, mean_square in zip(sigma, around, of_mean.tolist(), strict=True):
         total = float(s.square().sum())

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from attnprobe.capture import AttentionCall, Documents, Mask, Projection, Site
 from attnprobe.metrics.base import Options, Tables
-from attnprobe.metrics.rank import LEFT_OUT, NO_NUMBERS, Rank, Scatter, effective_rank, gram
+from attnprobe.metrics.rank import LEFT_OUT, NO_NUMBERS, Rank, effective_rank
+from attnprobe.metrics.scatter import Scatter, Scratch
 
 SITE = Site("layers.0.attention", "decoder", "self", 0)
 HEADS, WIDTH, D_MODEL = 3, 8, 20
@@ -91,9 +92,31 @@ def test_more_rows_than_are_added_at_once() -> None:
     check(torch.randn(3, 1500, 2, 4) + 3, weight(heads=2, width=4))
 
 
-def test_wide_grams_are_cut() -> None:
-    rows = torch.randn(50, 401, dtype=torch.double)
-    torch.testing.assert_close(gram(rows), rows.T @ rows, rtol=1e-12, atol=1e-12)
+@pytest.mark.parametrize(("groups", "width"), [(1, 401), (1, 768), (3, 64), (2, 385)])
+def test_scatters_that_are_cut_and_merged(groups: int, width: int) -> None:
+    rows = torch.randn(5000, groups * width) * 3 + torch.linspace(-9, 9, groups * width)
+    whole, first, last = Scatter(groups), Scatter(groups), Scatter(groups)
+    whole.add(rows)
+    first.add(rows[:70])
+    first.add(rows[70:3000], Scratch())
+    last.add(rows[3000:])
+    first.merge(last)
+    own = rows.double().unflatten(1, (groups, width)).transpose(0, 1)  # (g, N, w)
+    mean = own.mean(1)
+    exact = (own - mean[:, None]).mT @ (own - mean[:, None])
+    for scatter in (whole, first):
+        assert scatter.count == 5000
+        torch.testing.assert_close(scatter.by_group(groups)[0], mean, rtol=0, atol=1e-11)
+        for _ in range(2):
+            found = scatter.by_group(groups)[1]
+            torch.testing.assert_close(found, exact, rtol=1e-11, atol=1e-8)
+    if groups == 1 and width % 4 == 0:
+        means, parts = whole.by_group(4)
+        w = width // 4
+        torch.testing.assert_close(means, mean.view(4, w), rtol=0, atol=1e-11)
+        for n in range(4):
+            own_part = exact[0, n * w : (n + 1) * w, n * w : (n + 1) * w]
+            torch.testing.assert_close(parts[n], own_part, rtol=1e-11, atol=1e-8)
 
 
 @pytest.mark.parametrize("rank", [1, 2, 5])
