@@ -86,15 +86,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     _survive_narrow_encodings()
     given = sys.argv[1:] if arguments is None else list(arguments)
-    verbs = {verb.__name__: panel for panel, own in VERBS.items() for verb in own}
-    with processes.as_one() if verbs.keys() & {*given[:1]} else nullcontext():
-        return _run(given, verbs.get(given[0]) if given else None)
+    measuring = {verb.__name__ for verb in VERBS["Measure"]}
+    with processes.as_one() if measuring & {*given[:1]} else nullcontext():
+        return _run(given)
 
 
-def _run(arguments: list[str], panel: str | None) -> int:
+def _run(arguments: list[str]) -> int:
     try:
-        if panel not in (None, "Measure"):
-            processes.refuse(arguments[0])
         code = app(
             args=arguments,
             prog_name="attnprobe",

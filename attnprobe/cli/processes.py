@@ -93,19 +93,6 @@ def check(options: Measuring) -> None:
         raise InputError("--text-file -: several processes cannot share stdin, name a file")
 
 
-def refuse(verb: str) -> None:
-    """For a verb that one process does.
-
-    Raises:
-        InputError: several would do the same, and write the same files.
-    """
-    if count() > 1:
-        raise InputError(
-            f"torchrun started {count()} processes, and each would {verb} the same: start "
-            f"attnprobe {verb} without it, in a job of torchrun by env -u WORLD_SIZE"
-        )
-
-
 def leave() -> None:
     """Ends the group of processes once all went well; torch would complain of it otherwise."""
     distributed: Any = sys.modules.get("torch.distributed")

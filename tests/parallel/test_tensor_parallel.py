@@ -176,17 +176,6 @@ def test_it_needs_torchrun(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "torchrun --nproc-per-node 2 -m attnprobe" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("verb", ["audit", "compare", "train", "models", "init"])
-def test_what_one_process_does_is_not_done_by_several(
-    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    as_one_of(monkeypatch, 2)
-    monkeypatch.chdir(tmp_path)
-    assert main([verb, "gated"]) == 2
-    assert f"start attnprobe {verb} without it" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
 def test_it_is_no_device_map(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     as_one_of(monkeypatch, 2)
     with pytest.raises(InputError, match="--device-map"):
