@@ -17,10 +17,8 @@ from attnprobe.loading import folder as folders
 from attnprobe.loading import places, pretrained, words
 from attnprobe.loading.base import find_base
 from attnprobe.loading.folder import Folder
-from attnprobe.loading.limits import foreign_limits, reads
 from attnprobe.loading.options import LoadOptions
-from attnprobe.loading.outline import essentials
-from attnprobe.subject import Address, Subject, fingerprint, load
+from attnprobe.subject import Address, Subject, load, of_transformers
 
 
 def foreseen(
@@ -69,20 +67,4 @@ def _sketch(address: Address, how: LoadOptions) -> Subject:
     loaded = pretrained.sketch(below, how)
     loaded = replace(loaded, base=below if folder.is_adapter else None)
     vocabulary, unread = words.vocabulary(folder, loaded, how)
-    return Subject(
-        name=address.name,
-        about={
-            "task": None,
-            "tokenizer": fingerprint(vocabulary),
-            "config": essentials(loaded.config),
-        },
-        model=loaded.model,
-        limits=foreign_limits(loaded.model, loaded.config),
-        vocabulary=vocabulary,
-        train={},
-        reads=reads(loaded.model),
-        is_encoder_decoder=bool(getattr(loaded.config, "is_encoder_decoder", False)),
-        folder=folder.path,
-        config=loaded.config,
-        unread=unread,
-    )
+    return of_transformers(address.name, folder, loaded, vocabulary, unread)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -27,6 +27,9 @@ from attnprobe.loading.outline import essentials
 from attnprobe.loading.places import PAIR, RESULTS, SUFFIXES, HubId
 from attnprobe.models import load_checkpoint
 from attnprobe.tasks import Vocabulary
+
+if TYPE_CHECKING:
+    from attnprobe.loading.pretrained import Loaded
 
 __all__ = ["Address", "Limits", "LoadOptions", "Subject", "addresses", "find_device", "load"]
 
@@ -232,18 +235,29 @@ def _foreign(
     vocabulary, unread = words.vocabulary(folder, loaded, how)
     hub = address.hub
     step = folders.step(folder.root)
+    found = of_transformers(address.name, folder, loaded, vocabulary, unread)
+    about = {
+        "name": address.name,
+        "path": str(folder.path) if hub is None else str(hub),
+        "hub": None if hub is None else {"id": str(hub), "commit": address.commit},
+        "bytes": sum(file.stat().st_size for file in folder.weights),
+        "sha256": joint_sha256(folder.weights),
+        **found.about,
+        **step,
+        **loaded.about,
+    }
+    return replace(found, about=about, notes=(*notes, *loaded.notes))
+
+
+def of_transformers(
+    name: str, folder: Folder, loaded: Loaded, vocabulary: Vocabulary | None, unread: str | None
+) -> Subject:
+    """A model of transformers with what follows from its config and tokenizer, weights or none."""
     return Subject(
-        name=address.name,
+        name=name,
         about={
-            "name": address.name,
-            "path": str(folder.path) if hub is None else str(hub),
-            "hub": None if hub is None else {"id": str(hub), "commit": address.commit},
-            "bytes": sum(file.stat().st_size for file in folder.weights),
-            "sha256": joint_sha256(folder.weights),
             "task": None,
             "tokenizer": fingerprint(vocabulary),
-            **step,
-            **loaded.about,
             "config": essentials(loaded.config),
         },
         model=loaded.model,
@@ -254,7 +268,6 @@ def _foreign(
         is_encoder_decoder=bool(getattr(loaded.config, "is_encoder_decoder", False)),
         folder=folder.path,
         config=loaded.config,
-        notes=(*notes, *loaded.notes),
         unread=unread,
     )
 

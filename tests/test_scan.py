@@ -492,6 +492,28 @@ def test_merging_leaves_the_other_as_it_was() -> None:
     assert_same(first.result(), before)
 
 
+def test_merging_keeps_what_was_not_measured() -> None:
+    class LinearAttention(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x
+
+    class Mixed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.other = decoder(), LinearAttention()
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.inner(self.other(tokens))
+
+    model, tokens = Mixed().eval(), batch("left")[0]
+    empty, fed = (Scan(model, ["sink"], Options()) for _ in range(2))
+    fed.add(ForwardInputs(tokens, None, None, {}))
+    empty.merge(fed)
+    told = fed.result().not_measured
+    assert "other" in set(told["site"])
+    pd.testing.assert_frame_equal(empty.result().not_measured, told)
+
+
 def test_feeding_in_parts_is_feeding_once() -> None:
     model = decoder(**MODELS["G1 element"])
     tokens, mask, _, _ = batch("left")
