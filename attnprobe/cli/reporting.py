@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -40,6 +41,8 @@ def fault(error: BaseException) -> str:
         return str(error)
     if is_out_of_memory(error):
         return "out of memory: try a smaller --batch-size, a shorter --length or --device cpu"
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return f"cannot write {error.filename or 'the output'}: no space is left on the device"
     text = " ".join(str(error).split())
     return f"{type(error).__name__}{': ' if text else ''}{text} (--verbose shows the traceback)"
 
